@@ -1,0 +1,59 @@
+# Needs git, make and Python 3.11 or newer. scripts/bootstrap.sh brings uv where it is missing.
+
+VENV ?= .venv
+UV := scripts/bootstrap.sh
+ARGS ?=
+
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-real test test-peers lint check bench docs wheels lock sync sync-demo clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
+
+demo: sync-demo ## a cold call, a warm call and a tool call against a local server, with their timelines
+	@.tools/demo/bin/spanwire demo $(ARGS)
+
+demo-real: sync-demo ## the same on a small real model (builds llama.cpp: takes some minutes the first time)
+	@.tools/demo/bin/python scripts/demo_real.py $(ARGS)
+
+test: sync ## the test suite; ARGS="-k name" and the like go to pytest
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-peers: sync ## tests against servers that other people wrote (installs them; needs the network)
+	$(VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
+
+lint: sync ## style, formatting, types, import rules, lock file
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
+	$(UV) lock --check
+
+check: lint test ## everything that a change must pass
+
+bench: sync ## what a token and a call cost, beside other clients
+	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+docs: ## build the pages of docs/ into site/
+	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --only-group docs
+	NO_MKDOCS_2_WARNING=1 .tools/docs/bin/mkdocs build --strict $(ARGS)
+
+wheels: ## build every distribution into dist/
+	$(UV) build --all-packages --out-dir dist
+
+lock: ## write uv.lock anew after a change of dependencies
+	$(UV) lock $(ARGS)
+
+clean: ## remove environments, caches and everything built
+	rm -rf .venv .tools dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+sync:
+	@UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked
+
+# An environment of its own: only what the demo needs, and the one for development keeps what it has.
+sync-demo:
+	@[ -x .tools/demo/bin/spanwire ] || echo "Installing spanwire[cli] into .tools/demo (once)" >&2
+	@UV_PROJECT_ENVIRONMENT=.tools/demo $(UV) sync --quiet --locked --no-dev --extra cli
