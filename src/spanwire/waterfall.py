@@ -1,0 +1,113 @@
+"""PURE: draws a timeline as text, at most 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+__all__ = ["draw"]
+
+_BAR = 36
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+#: Parts in the order in which they happen.
+_ORDER = (
+    ("queue", "local"),
+    ("queue", "backoff"),
+    ("handshake", "shared"),
+    ("handshake", "connect"),
+    ("handshake", "dns"),
+    ("handshake", "tcp"),
+    ("handshake", "proxy"),
+    ("handshake", "tls"),
+    ("handshake", "upgrade"),
+    ("client", "encode"),
+    ("network", "send"),
+    ("network", "to_and_back"),
+    ("queue", "server"),
+    ("model", ""),
+    ("model", "prefill"),
+    ("model", "decode"),
+    ("network", "receive"),
+    ("client", "decode"),
+    ("client", "waiting"),
+    ("unattributed", ""),
+)
+
+
+def _rank(key: tuple[str, str]) -> int:
+    return _ORDER.index(key) if key in _ORDER else len(_ORDER) - 1
+
+
+def _bar(begin: float, end: float) -> str:
+    """A bar from ``begin`` to ``end`` (0 to 1 of the width), at least one eighth of a cell, in eighths at its end."""
+    first = min(int(begin * _BAR), _BAR - 1)
+    eighths = max(1, round((end * _BAR - first) * 8))
+    full, rest = divmod(eighths, 8)
+    text = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return " " * first + text[: _BAR - first]
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:9.1f}" if value >= 100 else f"{value:9.2f}"
+
+
+def _head(timeline: Timeline) -> Iterator[str]:
+    what = f"{timeline.operation} {timeline.model}"
+    where = f"{timeline.endpoint} over {timeline.transport}"
+    outcome: str = timeline.outcome
+    if timeline.error_type:
+        outcome = f"{outcome} ({timeline.error_type})"
+    yield _cut(f"{what}  {where}")
+    use = timeline.connection
+    if use is None:
+        connection = "no connection"
+    elif use.reused:
+        idle = f", idle for {use.idle_s:.3g} s" if use.idle_s is not None else ""
+        connection = f"connection {use.id} re-used{idle}"
+    else:
+        connection = f"connection {use.id} new"
+    if use is not None and use.protocol:
+        connection += f", {use.protocol}"
+    yield _cut(f"{outcome} in {timeline.total_s * 1e3:.1f} ms  {connection}")
+    firsts = [
+        f"{label} {value * 1e3:.1f} ms"
+        for label, value in (
+            ("first byte", timeline.first_byte_s),
+            ("chunk", timeline.first_chunk_s),
+            ("content", timeline.first_content_s),
+        )
+        if value is not None
+    ]
+    if firsts:
+        yield _cut(", ".join(firsts))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 80 else line[:79] + "…"
+
+
+def draw(timeline: Timeline) -> str:
+    """The waterfall: one line for each part, in order, each bar beginning where the one before ended.
+
+    Estimated parts have no place of their own in time, only a length: the bars show how the total divides.
+    """
+    lines = list(_head(timeline))
+    attempts = timeline.to_dict()["attempts"]
+    if len(attempts) > 1:
+        lines.append(
+            _cut(f"{len(attempts)} attempts: " + ", ".join(a.get("error_type", a["outcome"]) for a in attempts))
+        )
+    total_ns = timeline.total_s * 1e9
+    lines.append(f"{'':21}{'ms':>9}  {'0':<{_BAR - 1}}{'':1} source")
+    begin = 0
+    for (segment, part), (duration_ns, source) in sorted(timeline.pieces.items(), key=lambda row: _rank(row[0])):
+        label = f"{segment} {part}".rstrip()
+        bar = _bar(begin / total_ns, (begin + duration_ns) / total_ns)
+        lines.append(f"{label:<21}{_ms(duration_ns / 1e9)}  {bar:<{_BAR}} {source}")
+        begin += duration_ns
+    lines.append(f"{'total':<21}{_ms(timeline.total_s)}")
+    return "\n".join(lines)
