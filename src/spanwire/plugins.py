@@ -1,0 +1,359 @@
+"""Finds plugins by entry point, loads them when they are needed, and survives a broken one.
+
+``spanwire.transports`` has one entry for each URL scheme or transport name; it is loaded when that scheme or name is
+first used. ``spanwire.plugins`` is loaded with the first manager. A plugin that fails is reported once, by name, and
+stops nothing else; only a call that needs it gets its error. ``SPANWIRE_DISABLE_PLUGINS=a,b`` leaves plugins out, by
+entry-point name or distribution.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import pluggy
+
+from . import hookspecs
+from .calls import Call
+from .endpoint import Endpoint, check_headers
+from .errors import ConfigurationError, PluginConflict, PluginError
+from .hookspecs import PROJECT, Observer
+from .timeline import Timeline
+from .transport import CONTRACT, Dialect, Transport, TransportSpec
+
+__all__ = ["Registry", "transport_entry_points"]
+
+_log = logging.getLogger("spanwire.plugins")
+_TRANSPORTS, _PLUGINS = "spanwire.transports", "spanwire.plugins"
+
+
+@cache
+def _entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    # Reading the metadata of every distribution takes tens of milliseconds: once for each process.
+    return tuple(metadata.entry_points(group=group))
+
+
+def transport_entry_points() -> tuple[metadata.EntryPoint, ...]:
+    """Everything that is installed in the group ``spanwire.transports``, loaded or not."""
+    return _entry_points(_TRANSPORTS)
+
+
+def _disabled() -> frozenset[str]:
+    return frozenset(name.strip() for name in os.environ.get("SPANWIRE_DISABLE_PLUGINS", "").split(",") if name.strip())
+
+
+def _dist_name(entry: metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+class Registry:
+    """Everything that plugins have registered, for one manager.
+
+    Args:
+        plugins: objects with hooks, without packaging.
+
+    Raises:
+        PluginError: one of ``plugins`` breaks the contract. Installed plugins never raise here.
+        PluginConflict: two of ``plugins`` claim the same name.
+    """
+
+    def __init__(self, plugins: Iterable[object] = ()) -> None:
+        self._pm = pluggy.PluginManager(PROJECT)
+        self._pm.add_hookspecs(hookspecs)
+        self._lock = threading.RLock()
+        self._by_name: dict[str, tuple[TransportSpec, str]] = {}
+        self._by_scheme: dict[str, str] = {}
+        self._dialects: dict[tuple[str, str], tuple[Dialect, str]] = {}
+        self._transports: dict[str, Transport] = {}
+        self._loaded: set[str] = set()
+        self._broken: dict[str, PluginError] = {}
+        self._observers: tuple[tuple[Observer, str], ...] = ()
+        self._has_metadata = False
+        self._has_attributes = False
+        for plugin in plugins:
+            name = getattr(plugin, "__name__", None) or type(plugin).__name__
+            self._register(plugin, f"plugins=[{name}]")
+        for entry in _entry_points(_PLUGINS):
+            if not _disabled() & {entry.name, _dist_name(entry)}:
+                try:
+                    self._load(entry)
+                except PluginError as error:
+                    _log.warning("plugin left out: %s", error)
+
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    def _load(self, entry: metadata.EntryPoint) -> None:
+        name = f"{_dist_name(entry)} ({entry.value})"
+        if name in self._broken:
+            raise self._broken[name]
+        if name in self._loaded:
+            return
+        try:
+            try:
+                plugin = entry.load()
+            except Exception as error:
+                raise PluginError(
+                    f"plugin {name} cannot be imported: {type(error).__name__}: {error}; repair it with "
+                    f"`pip install --force-reinstall {_dist_name(entry)}` or leave it out with SPANWIRE_DISABLE_PLUGINS"
+                ) from error
+            self._register(plugin, name, _dist_name(entry))
+        except PluginError as error:
+            self._broken[name] = error
+            raise
+        self._loaded.add(name)
+
+    def _register(self, plugin: object, name: str, dist: str | None = None) -> None:
+        """Register one plugin and take over what its hooks give. All or nothing."""
+        try:
+            self._pm.register(plugin, name=name)
+        except ValueError:  # the same object under another of its entry points
+            return
+        try:
+            self._pm.check_pending()
+        except pluggy.PluginValidationError as error:
+            self._pm.unregister(plugin)
+            raise PluginError(f"plugin {name} has a hook that spanwire does not know: {error}") from error
+        try:
+            specs = self._ask(plugin, "register_transports")
+            dialects = self._ask(plugin, "register_dialects")
+            observers = self._ask(plugin, "register_observers")
+            self._check(specs, dialects, name, dist)
+        except (PluginError, PluginConflict):
+            self._pm.unregister(plugin)
+            raise
+        except Exception as error:
+            self._pm.unregister(plugin)
+            raise PluginError(f"plugin {name} failed while it registered: {type(error).__name__}: {error}") from error
+        for spec in specs:
+            self._by_name[spec.name] = (spec, name)
+            self._by_scheme.update(dict.fromkeys(spec.schemes, spec.name))
+        for dialect in dialects:
+            self._dialects[dialect.transport, dialect.name] = (dialect, name)
+        self._observers += tuple((observer, name) for observer in observers)
+        self._has_metadata = bool(self._pm.hook.request_metadata.get_hookimpls())
+        self._has_attributes = bool(self._pm.hook.span_attributes.get_hookimpls())
+
+    def _ask(self, plugin: object, hook: str) -> list[Any]:
+        others = [other for other in self._pm.get_plugins() if other is not plugin]
+        answers: list[Sequence[Any]] = self._pm.subset_hook_caller(hook, others)()
+        return [item for answer in answers for item in answer]
+
+    def _check(self, specs: list[Any], dialects: list[Any], name: str, dist: str | None) -> None:
+        for spec in specs:
+            if not isinstance(spec, TransportSpec):
+                raise PluginError(
+                    f"plugin {name}: register_transports() must give TransportSpec objects, not {spec!r:.60}"
+                )
+            if spec.contract != CONTRACT:
+                older = spec.contract < CONTRACT
+                what = f"`pip install -U {dist or spec.name}`" if older else "`pip install -U spanwire`"
+                raise PluginError(
+                    f"plugin {name} was written for contract {spec.contract} of spanwire's transports, this is contract "
+                    f"{CONTRACT}; run {what}"
+                )
+            if spec.name in self._by_name:
+                raise PluginConflict(
+                    f"transport {spec.name!r} comes from {self._by_name[spec.name][1]} and from {name}"
+                )
+            for scheme in spec.schemes:
+                if scheme in self._by_scheme:
+                    owner = self._by_name[self._by_scheme[scheme]][1]
+                    raise PluginConflict(f"scheme {scheme!r} is served by {owner} and by {name}; remove one of them")
+        for dialect in dialects:
+            if not isinstance(dialect, Dialect):
+                raise PluginError(f"plugin {name}: register_dialects() must give Dialect objects, not {dialect!r:.60}")
+            taken = self._dialects.get((dialect.transport, dialect.name))
+            if taken is not None:
+                raise PluginConflict(
+                    f"dialect {dialect.name!r} on {dialect.transport!r} comes from {taken[1]} and from {name}"
+                )
+
+    # --- what calls need --------------------------------------------------------------------------------------------
+
+    def spec_for(self, endpoint: Endpoint) -> TransportSpec:
+        """The transport of an endpoint, by its name or its scheme; loads it if need be.
+
+        Raises:
+            ConfigurationError: nothing that is installed serves it; names what does.
+            PluginError, PluginConflict: what serves it is broken.
+        """
+        with self._lock:
+            wanted = endpoint.transport or endpoint.origin.scheme
+            found = self._known(wanted, by_name=endpoint.transport is not None)
+            if found is None:
+                self._load_for(wanted)
+                found = self._known(wanted, by_name=endpoint.transport is not None)
+            if found is None:
+                raise self._unknown(wanted, endpoint)
+            return found
+
+    def _known(self, wanted: str, *, by_name: bool) -> TransportSpec | None:
+        name = wanted if by_name else self._by_scheme.get(wanted)
+        return self._by_name[name][0] if name in self._by_name else None
+
+    def _load_for(self, wanted: str) -> None:
+        entries = [
+            entry
+            for entry in transport_entry_points()
+            if entry.name == wanted and not _disabled() & {entry.name, _dist_name(entry)}
+        ]
+        values = {(_dist_name(entry), entry.value) for entry in entries}
+        if len(values) > 1:
+            names = " and ".join(sorted(f"{dist} ({value})" for dist, value in values))
+            raise PluginConflict(
+                f"{wanted!r} is claimed by {names}; uninstall one of them, or SPANWIRE_DISABLE_PLUGINS"
+            )
+        for entry in entries:
+            self._load(entry)
+
+    def _unknown(self, wanted: str, endpoint: Endpoint) -> ConfigurationError:
+        kind = "transport" if endpoint.transport is not None else "URL scheme"
+        names = sorted({entry.name for entry in transport_entry_points()} | set(self._by_name) | set(self._by_scheme))
+        close = difflib.get_close_matches(wanted, names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return ConfigurationError(
+            f"no installed transport serves the {kind} {wanted!r}{hint} Installed: {', '.join(names) or 'none'}",
+            endpoint=endpoint.address,
+        )
+
+    def transport(self, spec: TransportSpec) -> Transport:
+        """The one transport object of a spec."""
+        with self._lock:
+            found = self._transports.get(spec.name)
+            if found is None:
+                found = self._transports[spec.name] = spec.factory()
+            return found
+
+    def dialect_for(self, endpoint: Endpoint, spec: TransportSpec) -> Dialect | None:
+        """The dialect of an endpoint on its transport; None for a transport without any.
+
+        Raises:
+            ConfigurationError: an unknown dialect, or options that neither transport nor dialect understands.
+        """
+        mine = {name: dialect for (transport, name), (dialect, _) in self._dialects.items() if transport == spec.name}
+        found: Dialect | None = None
+        if endpoint.dialect is not None:
+            found = mine.get(endpoint.dialect)
+            if found is None:
+                close = difflib.get_close_matches(endpoint.dialect, mine, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ConfigurationError(
+                    f"transport {spec.name!r} has no dialect {endpoint.dialect!r}{hint} It has: {', '.join(sorted(mine)) or 'none'}",
+                    endpoint=endpoint.address,
+                )
+        elif mine:
+            found = next((dialect for dialect in mine.values() if dialect.default), None)
+        understood = spec.options | (found.options if found is not None else frozenset())
+        for name in endpoint.options:
+            if name not in understood:
+                close = difflib.get_close_matches(name, understood, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has: {', '.join(sorted(understood)) or 'none'}"
+                raise ConfigurationError(
+                    f"Endpoint.options: transport {spec.name!r} has no option {name!r}; {hint}",
+                    endpoint=endpoint.address,
+                )
+        return found
+
+    # --- hooks for each call ----------------------------------------------------------------------------------------
+
+    def request_metadata(self, call: Call, endpoint: Endpoint) -> Mapping[str, str]:
+        """Headers that plugins add to this call.
+
+        Raises:
+            PluginConflict: two plugins set the same header.
+            PluginError: a plugin raised, or gave something that is no header.
+        """
+        if not self._has_metadata:
+            return {}
+        merged: dict[str, str] = {}
+        try:
+            answers = self._pm.hook.request_metadata(call=call, endpoint=endpoint)
+        except Exception as error:
+            raise PluginError(f"a plugin's request_metadata() failed: {type(error).__name__}: {error}") from error
+        for answer in answers:
+            check_headers(answer, "request_metadata()")
+            for name, value in answer.items():
+                if merged.setdefault(name.lower(), value) != value:
+                    raise PluginConflict(f"two plugins set the header {name.lower()!r} in request_metadata()")
+        return merged
+
+    def span_attributes(self, timeline: Timeline) -> Mapping[str, Any]:
+        """Attributes that plugins add to the call's span. Never raises."""
+        if not self._has_attributes:
+            return {}
+        merged: dict[str, Any] = {}
+        try:
+            for answer in self._pm.hook.span_attributes(timeline=timeline):
+                merged.update(answer)
+        except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+            _log.warning("a plugin's span_attributes() failed", exc_info=True)
+        return merged
+
+    def observe(self, timeline: Timeline) -> None:
+        """Tell the observers that a call has ended. One that raises is logged and dropped."""
+        for pair in self._observers:
+            try:
+                pair[0].call_ended(timeline)
+            except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+                _log.warning("an observer of %s failed and is dropped", pair[1], exc_info=True)
+                self._observers = tuple(other for other in self._observers if other is not pair)
+
+    @property
+    def has_observers(self) -> bool:
+        """Whether anybody is to be told."""
+        return bool(self._observers)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What is installed, for ``spanwire transports``: loads everything, reports what is broken."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for entry in transport_entry_points():
+            dist = entry.dist
+            key = (_dist_name(entry), entry.value)
+            row = rows.setdefault(
+                key,
+                {
+                    "distribution": _dist_name(entry),
+                    "version": dist.version if dist is not None else None,
+                    "module": entry.value,
+                    "entries": [],
+                    "transports": [],
+                    "status": "ok",
+                },
+            )
+            row["entries"].append(entry.name)
+            if _disabled() & {entry.name, _dist_name(entry)}:
+                row["status"] = "disabled by SPANWIRE_DISABLE_PLUGINS"
+                continue
+            try:
+                with self._lock:
+                    self._load(entry)
+            except ConfigurationError as error:
+                row["status"] = str(error)
+        for spec, owner in self._by_name.values():
+            entry_row = {
+                "name": spec.name,
+                "schemes": list(spec.schemes),
+                "capabilities": sorted(spec.capabilities),
+                "contract": spec.contract,
+                "dialects": sorted(name for transport, name in self._dialects if transport == spec.name),
+            }
+            for (dist_name, value), row in rows.items():
+                if owner == f"{dist_name} ({value})":
+                    row["transports"].append(entry_row)
+                    break
+            else:
+                rows[owner, ""] = {
+                    "distribution": owner,
+                    "version": None,
+                    "module": "",
+                    "entries": [],
+                    "transports": [entry_row],
+                    "status": "ok",
+                }
+        return list(rows.values())

@@ -1,0 +1,313 @@
+"""The plugin contract: what a transport is, what it may do, and what core gives it.
+
+The life of one call, as a transport sees it::
+
+    manager                      transport                              pool
+    ───────                      ─────────                              ────
+    slot granted
+    asks for a connection ─────────────────────────────────────────────► idle one, one that ends within
+                                 connect(endpoint, attempt)  ◄────────── 5 ms, one being dialled, or a new dial
+                                   marks dns, tcp, tls
+    start(call, attempt) ──────► writes the request, marks encode,
+                                 send; never awaits the answer
+    read() ────────────────────► what has arrived: a batch of chunks
+      ...                        (marks first byte, chunk, content)
+    read() ────────────────────► () at the terminal event
+    ends the call                the rest of the message comes in
+                                 attempt.released() ───────────────────► free for the next call
+
+A transport never retries, sleeps for back-off, opens spans or queues: the manager does that, for all of them alike.
+
+Rules:
+
+* ``attempt.released()`` is called exactly once for each started exchange: when it has left the connection (end of its
+  message, abort, break), and for a multiplexed one at its terminal event.
+* What arrived before a failure is delivered before the error. Arrival is marked when bytes arrive, not when they are
+  asked for.
+* ``abort()`` is idempotent, never raises, and tells the server to stop. A pending ``read`` then returns empty.
+* Where the library cannot reset one exchange, aborting makes the connection unusable (``usable()`` is False) and the
+  pool closes it after its last exchange.
+* Tasks that a connection owns are started in an empty ``contextvars.Context``: they outlive the call.
+* Errors are those of :mod:`spanwire.errors`, with the library's exception as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from .calls import Call, Chunk, Embeddings
+from .endpoint import Endpoint, Timeouts
+from .errors import SpanwireError
+from .timeline import Marks
+
+__all__ = [
+    "CONTRACT",
+    "Attempt",
+    "Connection",
+    "Dialect",
+    "Exchange",
+    "Head",
+    "Inbox",
+    "Item",
+    "Transport",
+    "TransportSpec",
+]
+
+#: Version of this contract. A plugin states the one it was written for (``TransportSpec.contract``).
+CONTRACT = 1
+
+Item = Chunk | Embeddings
+
+
+class Head:
+    """The start of an answer, filled as it becomes known.
+
+    Attributes:
+        status: the HTTP status, or None where the wire has none.
+        headers: names in lower case; repeated ones joined with ``", "``.
+        id: the server's id of the answer.
+        model: the model that the server says answered.
+    """
+
+    __slots__ = ("headers", "id", "model", "status")
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        self.id: str | None = None
+        self.model: str | None = None
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """A server's message schema on a transport: path, headers, how calls are encoded and answers decoded.
+
+    Attributes:
+        transport: name of the transport that it belongs to.
+        name: as in ``Endpoint(dialect=...)``.
+        codec: what the transport asks for; its documentation says what it has to be.
+        operations: which operations it knows.
+        options: names in ``Endpoint.options`` that it understands.
+        default: it is used where the endpoint names none. One for each transport.
+    """
+
+    transport: str
+    name: str
+    codec: Any
+    operations: frozenset[str] = frozenset({"chat"})
+    options: frozenset[str] = frozenset()
+    default: bool = False
+
+
+class Attempt:
+    """What the manager hands to a transport for one connect, or for one exchange.
+
+    Attributes:
+        endpoint: where to.
+        dialect: the dialect to speak, None where the transport has none.
+        streamed: the answer is wanted as a stream.
+        api_key: resolved; None for none.
+        headers: further headers of this call: from the call, the hooks, and ``traceparent`` and the like. They win
+            over ``endpoint.headers``.
+        timeouts: limits of the call. The manager watches them; a transport may pass them on to its server.
+        marks: fill in what happens, when it happens.
+    """
+
+    __slots__ = ("_on_released", "api_key", "dialect", "endpoint", "headers", "marks", "streamed", "timeouts")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeouts: Timeouts,
+        dialect: Dialect | None = None,
+        streamed: bool = False,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        marks: Marks | None = None,
+        on_released: Callable[[], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.dialect = dialect
+        self.streamed = streamed
+        self.api_key = api_key
+        self.headers: Mapping[str, str] = headers or {}
+        self.timeouts = timeouts
+        self.marks = marks or Marks()
+        self._on_released = on_released
+
+    def released(self) -> None:
+        """The exchange has left its connection. A second call is harmless."""
+        callback, self._on_released = self._on_released, None
+        if callback is not None:
+            callback()
+
+
+@runtime_checkable
+class Exchange(Protocol):
+    """One call on a connection."""
+
+    @property
+    def head(self) -> Head:
+        """What is known of the answer's start by now."""
+        ...
+
+    async def read(self) -> Sequence[Item]:
+        """What has arrived, at least one item; empty at the terminal event. Raises what ended the answer early.
+
+        A call that is not streamed gives one item. Cancelling a pending read loses nothing.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Leave now and tell the server. Idempotent; a pending :meth:`read` returns empty."""
+        ...
+
+
+@runtime_checkable
+class Connection(Protocol):
+    """Carries exchanges. Belongs to the loop that made it; the pool owns it."""
+
+    @property
+    def capacity(self) -> int:
+        """Exchanges at once. Read at each decision; may change. 1 for HTTP/1.1."""
+        ...
+
+    @property
+    def protocol(self) -> str:
+        """The wire's name and version as on spans: ``http/1.1``, ``h2``, ``websocket``, ``grpc``."""
+        ...
+
+    async def start(self, call: Call, attempt: Attempt) -> Exchange:
+        """Hand over the request. Never awaits the answer."""
+        ...
+
+    def usable(self) -> bool:
+        """Whether it may take a NEW exchange."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close it in order, within a second."""
+        ...
+
+    def abort(self) -> None:
+        """Close it at once; harmless on a closed loop."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Makes connections. One object for each manager; keeps no connection itself."""
+
+    @property
+    def expect(self) -> int:
+        """Capacity that a dial probably brings: so many callers are planned with one dial."""
+        ...
+
+    def key(self, endpoint: Endpoint) -> Hashable:
+        """Endpoints with equal keys share connections. ``endpoint.connection_key()``, plus what the handshake sends."""
+        ...
+
+    async def connect(self, endpoint: Endpoint, attempt: Attempt) -> Connection:
+        """Make a connection; marks its parts on ``attempt.marks``. Raises ConnectionFailed with the phase."""
+        ...
+
+
+class TransportSpec(msgspec.Struct, frozen=True):
+    """What ``register_transports()`` returns.
+
+    Attributes:
+        name: as in ``Endpoint(transport=...)``, on spans and in timelines.
+        schemes: URL schemes that it serves.
+        factory: makes the :class:`Transport`, without arguments.
+        capabilities: what it can do besides single calls: ``"session"``, ``"jobs"``, ``"self_pooling"``.
+        options: names in ``Endpoint.options`` that it understands.
+        contract: version of the contract that it was written for.
+    """
+
+    name: str
+    schemes: tuple[str, ...]
+    factory: Callable[[], Transport]
+    capabilities: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
+    contract: int = CONTRACT
+
+
+class Inbox:
+    """Implements :meth:`Exchange.read`: batches, data before the error, abort. Used on the connection's loop only.
+
+    The side that receives calls :meth:`put` for each item, :meth:`wake` once for each batch of bytes, and
+    :meth:`end` once. Set :attr:`on_low` and :attr:`on_high` to stop a peer that is faster than the consumer.
+
+    Args:
+        high: items that may lie here unread before ``on_high`` is called. Default 4096: at the commonest size, one
+            token of some 200 bytes for each item, about a megabyte.
+    """
+
+    __slots__ = ("_ended", "_error", "_high", "_items", "_paused", "_waiter", "on_high", "on_low")
+
+    def __init__(self, *, high: int = 4096) -> None:
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: SpanwireError | None = None
+        self._ended = False
+        self._high = high
+        self._paused = False
+        self.on_high: Callable[[], None] | None = None
+        self.on_low: Callable[[], None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come; there may still be items to read."""
+        return self._ended
+
+    def put(self, item: Item) -> None:
+        """Add an item; the reader is told at the next :meth:`wake`."""
+        self._items.append(item)
+
+    def wake(self) -> None:
+        """Tell the reader that something has arrived."""
+        waiter = self._waiter
+        if waiter is not None and (self._items or self._ended):
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        elif not self._paused and len(self._items) >= self._high and self.on_high is not None:
+            self._paused = True
+            self.on_high()
+
+    def end(self, error: SpanwireError | None = None) -> None:
+        """No more items. With an error: raised by the read after the last item. A second call is ignored."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            self.wake()
+
+    def abort(self) -> None:
+        """Drop what was not read; reads, also a pending one, return empty."""
+        self._items = []
+        self._error = None
+        self._ended = True
+        self.wake()
+
+    async def read(self) -> Sequence[Item]:
+        """See :meth:`Exchange.read`. One reader at a time."""
+        while not self._items:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                return ()
+            if self._waiter is not None and not self._waiter.done():
+                raise RuntimeError("two tasks read one stream at the same time; give each call a stream of its own")
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        items, self._items = self._items, []
+        if self._paused:
+            self._paused = False
+            if self.on_low is not None:
+                self.on_low()
+        return items
