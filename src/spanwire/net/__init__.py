@@ -1,0 +1,1 @@
+"""Connections of our own: dialling, TLS, HTTP/1.1. Imported by transports, never by ``import spanwire``."""

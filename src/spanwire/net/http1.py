@@ -1,0 +1,323 @@
+"""One HTTP/1.1 client connection over llhttp (``httptools``): direct TCP, TLS or unix socket, one exchange at a time.
+
+Parsing is llhttp's; this module moves bytes, keeps the times at which they arrived, and knows when the connection may
+be used again. The bytes of an answer go to a :class:`Sink` as they come, without a copy and without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+import time
+from typing import Protocol, cast
+
+import httptools
+
+from ..errors import ConnectionFailed, ProtocolError, SpanwireError
+
+__all__ = ["MAX_HEAD_BYTES", "HTTP1Connection", "Sink"]
+
+#: llhttp sets no limit of its own; 64 KiB is what nginx, Node and h11 take at most by default, rounded up.
+MAX_HEAD_BYTES = 64 * 1024
+#: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
+_MIN_RTT = struct.Struct("=I")
+_MIN_RTT_OFFSET = 148
+_NO_SAMPLE = 0xFFFFFFFF
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+#: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
+_KEEP_ALIVE_MARGIN_S = 1.0
+
+
+class Sink(Protocol):
+    """Takes one answer, on the connection's loop. What it raises ends the exchange as its error."""
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None:
+        """Status and headers of the final answer; names in lower case, repeated ones joined with ``", "``."""
+
+    def on_body(self, data: bytes) -> None:
+        """Bytes of the body, transfer coding removed."""
+
+    def on_batch(self) -> None:
+        """The bytes of one read have been handed over."""
+
+    def on_sent(self) -> None:
+        """The request is in the kernel's buffer, later than :meth:`HTTP1Connection.send` returned."""
+
+    def on_end(self) -> None:
+        """The message has ended; the connection may take another one."""
+
+    def on_lost(self, error: SpanwireError) -> None:
+        """It broke before the message ended; the connection is closed."""
+
+
+class HTTP1Connection(asyncio.Protocol):
+    """A connection. Made by :func:`spanwire.net.dial.dial` as its protocol.
+
+    Attributes:
+        arrival_ns: when the bytes that are being handed over arrived.
+        first_arrival_ns: when the first bytes of the current answer arrived, 0 before.
+    """
+
+    __slots__ = (
+        "_address",
+        "_closed",
+        "_connect_rtt_ns",
+        "_final",
+        "_head_bytes",
+        "_headers",
+        "_in_head",
+        "_keep_alive",
+        "_keep_alive_until_ns",
+        "_parser",
+        "_sink",
+        "_socket",
+        "_transport",
+        "_until_eof",
+        "_writable",
+        "_write_paused",
+        "arrival_ns",
+        "first_arrival_ns",
+        "paused",
+    )
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: Sink | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+        self._keep_alive = True
+        self._keep_alive_until_ns = 0
+        self._in_head = False
+        self._final = False
+        self._until_eof = False
+        self._head_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._write_paused = False
+        self._connect_rtt_ns: int | None = None
+        self.arrival_ns = 0
+        self.first_arrival_ns = 0
+        self.paused = False
+
+    # --- for the transport ------------------------------------------------------------------------------------------
+
+    def send(self, request: bytes, sink: Sink) -> bool:
+        """Write a whole request. Returns whether it is in the kernel's buffer already; else ``sink.on_sent`` follows."""
+        if self._transport is None or not self.usable():
+            raise ConnectionFailed(
+                "the connection was closed before the request was sent", endpoint=self._address, phase="send"
+            )
+        self._sink = sink
+        self._in_head = True
+        self._final = False
+        self._head_bytes = 0
+        self._headers = []
+        self.first_arrival_ns = 0
+        self._transport.write(request)
+        return not self._write_paused
+
+    def usable(self) -> bool:
+        """Whether it may take a new request."""
+        if self._sink is not None or not self._keep_alive or self._transport is None or self._transport.is_closing():
+            return False
+        return not self._keep_alive_until_ns or time.perf_counter_ns() < self._keep_alive_until_ns
+
+    def leave(self, sink: Sink) -> None:
+        """Give up on an answer. HTTP/1.1 has no other way to tell the server than to close."""
+        if self._sink is sink:
+            self._sink = None
+            self.abort()
+
+    def pause_reading(self) -> None:
+        """Stop the peer: the kernel's buffer fills, and TCP holds the server."""
+        if not self.paused and self._transport is not None and not self._transport.is_closing():
+            self.paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on after :meth:`pause_reading`."""
+        if self.paused:
+            self.paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def rtt_min_ns(self) -> int | None:
+        """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
+        if _TCP_INFO is not None and self._socket is not None and self._connect_rtt_ns != 0:
+            try:
+                info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+            except OSError:
+                return self._connect_rtt_ns
+            if len(info) >= _MIN_RTT_OFFSET + 4:
+                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
+                if rtt_us != _NO_SAMPLE:
+                    return cast(int, rtt_us) * 1000
+        return self._connect_rtt_ns
+
+    def set_connect_rtt(self, rtt_ns: int | None) -> None:
+        """What the dial knows of the round trip: 0 for a unix socket."""
+        self._connect_rtt_ns = rtt_ns
+
+    async def aclose(self) -> None:
+        """Close in order and wait until it is done."""
+        self._keep_alive = False
+        self._sink = None
+        if self._transport is not None:
+            self._transport.close()
+            await asyncio.shield(self._closed)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._keep_alive = False
+        if self._transport is None:
+            return
+        try:
+            self._transport.abort()
+        except RuntimeError:  # the loop is closed: nobody is left to close the socket
+            with contextlib.suppress(OSError):
+                if self._socket is not None:
+                    socket.close(self._socket.fileno())
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # 0: told as soon as the kernel does not take everything, so that the end of a large prompt's upload is seen.
+        self._transport.set_write_buffer_limits(high=0)
+        self._socket = transport.get_extra_info("socket")
+
+    def data_received(self, data: bytes) -> None:
+        self.arrival_ns = time.perf_counter_ns()
+        sink = self._sink
+        if sink is None:
+            self._drop()  # nobody asked: an early 408, or leftovers of a broken server
+            return
+        if not self.first_arrival_ns:
+            self.first_arrival_ns = self.arrival_ns
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if isinstance(cause, SpanwireError):
+                self._fail(cause)
+            else:
+                self._fail(self._not_http("an answer that could not be handled", cause or error))
+        except httptools.HttpParserUpgrade as error:
+            self._fail(self._not_http("a switch of protocols that nobody asked for", error))
+        except httptools.HttpParserError as error:
+            self._fail(self._not_http(f"something that is not HTTP/1.1 ({error})", error))
+        else:
+            if self._in_head:  # before the next read: at most one read's size over the limit is kept
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._fail(
+                        ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
+                    )
+                    return
+            sink.on_batch()
+
+    def eof_received(self) -> None:
+        return None  # the transport closes itself; connection_lost follows
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._keep_alive = False
+        if not self._closed.done():
+            self._closed.set_result(None)
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        self.arrival_ns = time.perf_counter_ns()
+        if self._until_eof and error is None and not self._in_head:
+            sink.on_end()
+            sink.on_batch()
+            return
+        words = f": {error.strerror or error}" if isinstance(error, OSError) else ""
+        if self.first_arrival_ns:
+            what, phase = "the connection broke in the middle of the answer", "read"
+        else:
+            what, phase = "the connection was closed before anything of the answer came", "wait"
+        failed = ConnectionFailed(f"{what}{words}", endpoint=self._address, phase=phase)
+        failed.__cause__ = error
+        sink.on_lost(failed)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._sink is not None:
+            self._sink.on_sent()
+
+    # --- httptools callbacks ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._sink is None or not self._in_head:
+            self._keep_alive = False  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or self._sink is None:  # 1xx: the final head follows
+            self._headers = []
+            return
+        self._in_head = False
+        self._final = True
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._headers:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        self._until_eof = "content-length" not in headers and "transfer-encoding" not in headers
+        self._sink.on_head(status, headers)
+
+    def on_body(self, data: bytes) -> None:
+        if self._sink is not None and self._final:
+            self._sink.on_body(data)
+
+    def on_message_complete(self) -> None:
+        if not self._final:  # the end of a 1xx answer
+            return
+        sink, self._sink = self._sink, None
+        self._final = False
+        if self._keep_alive and not self._parser.should_keep_alive():
+            self._keep_alive = False
+        self._hear_keep_alive()
+        if not self._keep_alive and self._transport is not None:
+            self._transport.close()
+        if sink is not None:
+            sink.on_end()
+
+    def _hear_keep_alive(self) -> None:
+        self._keep_alive_until_ns = 0
+        for name, value in self._headers:
+            if len(name) == 10 and name.lower() == b"keep-alive":
+                for item in value.split(b","):
+                    key, _, number = item.strip().partition(b"=")
+                    if key.lower() == b"timeout" and number.isdigit():
+                        seconds = float(number[:9])
+                        left_s = seconds - _KEEP_ALIVE_MARGIN_S if seconds > _KEEP_ALIVE_MARGIN_S else seconds / 2
+                        self._keep_alive_until_ns = self.arrival_ns + int(left_s * 1e9)
+
+    # --- the bad ends -----------------------------------------------------------------------------------------------
+
+    def _not_http(self, what: str, cause: BaseException) -> ProtocolError:
+        error = ProtocolError(f"the server sent {what}", endpoint=self._address)
+        error.__cause__ = cause
+        return error
+
+    def _fail(self, error: SpanwireError) -> None:
+        sink, self._sink = self._sink, None
+        self._drop()
+        if sink is not None:
+            sink.on_lost(error)
+
+    def _drop(self) -> None:
+        self._keep_alive = False
+        if self._transport is not None:
+            self._transport.abort()

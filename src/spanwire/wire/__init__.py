@@ -1,0 +1,1 @@
+"""PURE codecs that transports share: bytes in, events or chunks out. No I/O."""

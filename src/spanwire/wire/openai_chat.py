@@ -1,0 +1,450 @@
+"""PURE codec of the OpenAI chat-completions and embeddings schema: JSON events and bodies in, chunks out.
+
+Decoding is typed and reads only the fields that are used; an event whose fields have other types than they should
+(``content`` as a list of parts, numbers as text, ...) is read once more, field by field, with every oddity allowed.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..calls import Chunk, Embeddings, ToolCallDelta, Usage
+from ..errors import ProtocolError, ServerError, Truncated, server_error
+from .tool_calls import ToolCallRepair
+
+__all__ = ["ChatDecoder", "decode_chat", "decode_embeddings", "error_in"]
+
+DONE = b"[DONE]"
+_SHOWN = 200  # characters of a bad answer that an error shows
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _Tool(msgspec.Struct, gc=False):
+    index: Any = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Tool] | None = None
+    function_call: _Function | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    index: int | None = 0
+    message: _Delta | None = None
+
+
+class _Later(msgspec.Struct, gc=False):
+    """An event after the first ones: id and model are known."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+class _First(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+    id: str | None = None
+    model: str | None = None
+
+
+_decode_first = msgspec.json.Decoder(_First).decode
+_decode_later = msgspec.json.Decoder(_Later).decode
+_decode_any = msgspec.json.Decoder().decode
+_EMPTY = _Delta()
+
+
+class ChatDecoder:
+    """State of one streamed answer.
+
+    Attributes:
+        done: ``[DONE]`` has been seen.
+        finish_reason: the last one that was seen.
+        id, model: as the server gave them.
+    """
+
+    __slots__ = ("_later", "_repair", "_usage_given", "_usage_held", "done", "events", "finish_reason", "id", "model")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.finish_reason: str | None = None
+        self.id: str | None = None
+        self.model: str | None = None
+        self.events = 0
+        self._later = False
+        self._repair: ToolCallRepair | None = None
+        self._usage_given = False
+        self._usage_held: Usage | None = None
+
+    def event(self, name: bytes, data: bytes) -> Chunk | None:
+        """One event of the stream. None for one that carries nothing for a caller (``[DONE]``, no choices).
+
+        Raises:
+            ServerError: the event is an error object.
+            ProtocolError: it is not JSON.
+        """
+        if self._later:
+            try:
+                later = _decode_later(data)
+            except msgspec.DecodeError:
+                return self._odd(name, data)
+            if later.error is not None or name == b"error":
+                raise error_in(data)
+            choices = later.choices
+            if choices and len(choices) == 1 and later.usage is None:
+                choice = choices[0]
+                delta = choice.delta
+                if (  # the commonest event: a piece of text and nothing else
+                    delta is not None
+                    and delta.content is not None
+                    and choice.finish_reason is None
+                    and delta.tool_calls is None
+                    and delta.reasoning_content is None
+                    and delta.reasoning is None
+                    and delta.function_call is None
+                    and not choice.index
+                ):
+                    self.events += 1
+                    return Chunk(delta.content, "", (), None, None, data)
+            return self._chunk(choices, later.usage, data)
+        if data == DONE:
+            self.done = True
+            return None
+        try:
+            first = _decode_first(data)
+        except msgspec.DecodeError:
+            return self._odd(name, data)
+        if first.error is not None or name == b"error":
+            raise error_in(data)
+        self._see(first.id, first.model)
+        return self._chunk(first.choices, first.usage, data)
+
+    def _see(self, id: Any, model: Any) -> None:
+        if isinstance(id, str) and id:
+            self.id = id
+        if isinstance(model, str) and model:
+            self.model = model
+        self._later = self.id is not None and self.model is not None
+
+    def _odd(self, name: bytes, data: bytes) -> Chunk | None:
+        """``[DONE]``, broken UTF-8, or JSON of other types than the schema's."""
+        if data.strip() == DONE:
+            self.done = True
+            return None
+        event = _lenient_json(data)
+        if not isinstance(event, dict):
+            raise ProtocolError(f"an event of the stream is not a JSON object: {_show(data)}")
+        if event.get("error") is not None or name == b"error":
+            raise error_in(data)
+        self._see(event.get("id"), event.get("model"))
+        choices = event.get("choices")
+        return self._chunk(
+            [_lenient_choice(choice) for choice in choices if isinstance(choice, dict)]
+            if isinstance(choices, list)
+            else None,
+            event.get("usage"),
+            data,
+        )
+
+    def _chunk(self, choices: list[_Choice] | None, usage: Any, data: bytes) -> Chunk | None:
+        self.events += 1
+        found = self._usage_once(usage, last=not choices)
+        choice = next((choice for choice in choices if not choice.index), None) if choices else None
+        if choice is None:
+            return None if found is None else Chunk("", "", (), None, found, data)
+        delta = choice.delta or choice.message or _EMPTY
+        if choice.finish_reason:
+            self.finish_reason = choice.finish_reason
+        return Chunk(
+            delta.content or "",
+            delta.reasoning_content or delta.reasoning or "",
+            self._tool_calls(delta) if delta.tool_calls or delta.function_call else (),
+            choice.finish_reason or None,
+            found,
+            data,
+        )
+
+    def _tool_calls(self, delta: _Delta) -> tuple[ToolCallDelta, ...]:
+        repair = self._repair
+        if repair is None:
+            repair = self._repair = ToolCallRepair()
+        deltas = []
+        for tool in delta.tool_calls or ():
+            function = tool.function or _Function()
+            deltas.append(repair.delta(tool.index, tool.id, function.name, function.arguments))
+        if delta.function_call is not None:  # the schema before tools
+            deltas.append(repair.delta(0, None, delta.function_call.name, delta.function_call.arguments))
+        return tuple(deltas)
+
+    def _usage_once(self, usage: Any, *, last: bool) -> Usage | None:
+        """Usage goes out once. Servers that send a running count with every event (``continuous_usage_stats``) are held
+        until the event without choices, or until :meth:`end`."""
+        if usage is None or self._usage_given:
+            return None
+        found = _usage(usage)
+        if found is None:
+            return None
+        if last or self.finish_reason is not None:
+            self._usage_given = True
+            self._usage_held = None
+            return found
+        self._usage_held = found
+        return None
+
+    def end(self) -> Chunk | None:
+        """The stream has ended. Returns a last chunk if usage was held back for it.
+
+        Raises:
+            Truncated: it ended before the answer was complete.
+        """
+        if not self.done and self.finish_reason is None:
+            raise Truncated("the stream ended before the answer was complete: no finish_reason and no [DONE] came")
+        if self.events == 0:
+            raise Truncated("the stream ended without a single event of an answer")
+        if self._usage_held is not None and not self._usage_given:
+            self._usage_given = True
+            return Chunk("", "", (), None, self._usage_held, b"")
+        return None
+
+
+def _lenient_json(data: bytes) -> Any:
+    try:
+        return _decode_any(data)
+    except msgspec.DecodeError:
+        pass
+    try:  # a broken character must not end the answer: it becomes U+FFFD
+        return _decode_any(data.decode("utf-8", "replace"))
+    except msgspec.DecodeError as error:
+        problem = ProtocolError(f"an event of the stream is not JSON: {_show(data)}")
+        problem.__cause__ = error
+        raise problem from error
+
+
+def _lenient_choice(choice: Mapping[str, Any]) -> _Choice:
+    finish = choice.get("finish_reason")
+    index = choice.get("index")
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        delta = choice.get("message")
+    return _Choice(
+        _lenient_delta(delta) if isinstance(delta, dict) else None,
+        finish if isinstance(finish, str) else None,
+        index if isinstance(index, int) else 0,
+    )
+
+
+def _lenient_delta(delta: Mapping[str, Any]) -> _Delta:
+    text, thinking = _parts(delta.get("content"))
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    tools = delta.get("tool_calls")
+    legacy = delta.get("function_call")
+    return _Delta(
+        content=text,
+        reasoning_content=(reasoning if isinstance(reasoning, str) else "") or thinking,
+        tool_calls=[_lenient_tool(tool) for tool in tools if isinstance(tool, dict)]
+        if isinstance(tools, list)
+        else None,
+        function_call=_lenient_function(legacy) if isinstance(legacy, dict) else None,
+    )
+
+
+def _parts(content: Any) -> tuple[str, str]:
+    """Visible text and reasoning of content that is text, or a list of typed parts."""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        return "", ""
+    text: list[str] = []
+    thinking: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            text.append(part)
+        elif isinstance(part, dict):
+            if isinstance(part.get("text"), str):
+                text.append(part["text"])
+            elif "thinking" in part:
+                inner, _ = _parts(part["thinking"])
+                thinking.append(inner)
+    return "".join(text), "".join(thinking)
+
+
+def _lenient_tool(tool: Mapping[str, Any]) -> _Tool:
+    id_ = tool.get("id")
+    function = tool.get("function")
+    return _Tool(
+        tool.get("index"),
+        id_ if isinstance(id_, str) else (str(id_) if isinstance(id_, int) else None),
+        _lenient_function(function) if isinstance(function, dict) else None,
+    )
+
+
+def _lenient_function(function: Mapping[str, Any]) -> _Function:
+    name = function.get("name")
+    return _Function(name if isinstance(name, str) else None, function.get("arguments"))
+
+
+def _usage(usage: Any) -> Usage | None:
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    found = Usage(
+        _count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        _count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        _count(usage.get("total_tokens")),
+        _count(prompt.get("cached_tokens")) if isinstance(prompt, dict) else None,
+        _count(completion.get("reasoning_tokens")) if isinstance(completion, dict) else None,
+    )
+    known = (found.input_tokens, found.output_tokens, found.total_tokens)
+    return None if known == (None, None, None) else found
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def decode_chat(body: bytes) -> tuple[Chunk, str | None, str | None]:
+    """A whole answer: its one chunk, id and model.
+
+    Raises:
+        ServerError: the body is an error object.
+        ProtocolError: it is not a chat completion.
+    """
+    decoder = ChatDecoder()
+    try:
+        chunk = decoder.event(b"", body)
+    except ProtocolError as error:
+        raise ProtocolError(f"the answer is not a JSON object: {_show(body)}") from error
+    if chunk is None or not decoder.events:
+        raise ProtocolError(f"the answer has no choices: {_show(body)}")
+    held = decoder._usage_held
+    if held is not None and chunk.usage is None:  # a whole answer without a finish_reason
+        chunk = msgspec.structs.replace(chunk, usage=held)
+    return chunk, decoder.id, decoder.model
+
+
+class _Row(msgspec.Struct, gc=False):
+    embedding: Any
+    index: int | None = None
+
+
+class _Vectors(msgspec.Struct, gc=False):
+    data: list[_Row]
+    model: str | None = None
+    usage: Any = None
+
+
+_decode_vectors = msgspec.json.Decoder(_Vectors).decode
+
+
+def decode_embeddings(body: bytes) -> Embeddings:
+    """A whole answer to an embeddings call, in the order of the input.
+
+    Raises:
+        ServerError: the body is an error object.
+        ProtocolError: it is not a list of vectors.
+    """
+    try:
+        found = _decode_vectors(body)
+    except msgspec.DecodeError as error:
+        _raise_error_in(body)
+        raise ProtocolError(f"the answer is not a list of embeddings: {_show(body)}") from error
+    rows = found.data
+    if all(row.index is not None for row in rows):
+        rows = sorted(rows, key=lambda row: row.index or 0)
+    return Embeddings([_vector(row.embedding) for row in rows], found.model, _usage(found.usage))
+
+
+def _vector(value: Any) -> list[float]:
+    try:
+        if isinstance(value, list):
+            return [float(number) for number in value]
+        if isinstance(value, str):  # encoding_format="base64": little-endian float32
+            packed = base64.b64decode(value, validate=True)
+            return list(struct.unpack(f"<{len(packed) // 4}f", packed))
+    except (TypeError, ValueError, struct.error) as error:
+        raise ProtocolError(f"an embedding is not a list of numbers: {str(value)[:_SHOWN]!r}") from error
+    raise ProtocolError(f"an embedding is a {type(value).__name__}, not a list of numbers")
+
+
+def _raise_error_in(body: bytes) -> None:
+    try:
+        found = _decode_any(body)
+    except msgspec.DecodeError:
+        return
+    if isinstance(found, dict) and found.get("error") is not None:
+        raise error_in(body)
+
+
+def error_in(body: bytes, *, status: int | None = None, **more: Any) -> ServerError:
+    """The error that a body or event describes, in any of the forms that servers use.
+
+    ``{"error": {"message", "code", "type"}}``, ``{"error": "words"}``, ``{"message"}``, ``{"detail"}``, or plain text.
+    """
+    message: Any = None
+    code: Any = None
+    try:
+        found = _decode_any(body)
+    except msgspec.DecodeError:
+        found = None
+        message = body.decode("utf-8", "replace").strip()
+        if message.startswith("<"):
+            message = None  # an HTML page says less than the status
+    if isinstance(found, list) and len(found) == 1:  # Google's form
+        found = found[0]
+    if isinstance(found, dict):
+        inner = found.get("error")
+        if inner is None:
+            inner = found
+        if isinstance(inner, dict):
+            message = inner.get("message") or inner.get("detail") or inner.get("msg") or found.get("message")
+            code = inner.get("code")
+            if code is None:
+                code = inner.get("status") or inner.get("type")
+        else:
+            message = inner
+            code = found.get("code")
+    elif isinstance(found, str):
+        message = found
+    if message is not None and not isinstance(message, str):
+        message = msgspec.json.encode(message).decode()
+    if not message:
+        message = _status_text(status) if status is not None else "the server sent an error without a message"
+    if not isinstance(code, (str, int)) or isinstance(code, bool):
+        code = None
+    return server_error(_cut(message), status=status, code=code, **more)
+
+
+def _status_text(status: int) -> str:
+    from http import HTTPStatus
+
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"status {status}"
+
+
+def _cut(text: str, limit: int = 1000) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _show(data: bytes) -> str:
+    return repr(_cut(data[: 4 * _SHOWN].decode("utf-8", "replace"), _SHOWN))
