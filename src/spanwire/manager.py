@@ -1,0 +1,460 @@
+"""The async shell that joins them: :class:`ConnectionManager`, its :class:`Stream`, and the process's default manager.
+
+Connections belong to the event loop that made them. A manager may be used from several loops, one after the other or at
+once: it keeps a :class:`LoopState` for each, which closes with its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import msgspec
+
+from .admission import slots_for
+from .calls import Call, Chunk, Embeddings, Reply
+from .endpoint import Endpoint, Retries, Timeouts, check_headers
+from .errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
+from .plugins import Registry
+from .pool import Dial, Member, Pool
+from .run import Prepared, Run
+from .telemetry import Telemetry
+from .timeline import Timeline
+from .transport import Attempt
+
+__all__ = ["ConnectionManager", "LoopState", "Stream", "default_manager"]
+
+
+class LoopState:
+    """Everything of one manager that belongs to one event loop."""
+
+    def __init__(self, manager: ConnectionManager, loop: asyncio.AbstractEventLoop) -> None:
+        self.manager = manager
+        self.loop = loop
+        self.pools: dict[Hashable, Pool] = {}
+        self.runs: set[Run] = set()
+        self._abandoned: deque[Run] = deque()
+        self._guard: AsyncGenerator[None, None] | None = None
+        self.closed = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether :meth:`guard` was called."""
+        return self._guard is not None
+
+    async def guard(self) -> None:
+        """Have this state closed when the loop is: ``loop.shutdown_asyncgens()`` closes the generator."""
+
+        async def wait_for_the_end() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                await self.aclose()
+
+        self._guard = wait_for_the_end()
+        await anext(self._guard)
+
+    def pool_for(self, prepared: Prepared, endpoint: Endpoint) -> Pool:
+        """The pool that this endpoint's connections are in."""
+        key = (prepared.spec.name, prepared.key)
+        pool = self.pools.get(key)
+        if pool is None:
+            telemetry = self.manager.telemetry
+            transport = prepared.spec.name
+
+            def on_connect(attempt: Attempt, dial: Dial, member: Member | None, error: SpanwireError | None) -> None:
+                if telemetry is not None:
+                    protocol = member.connection.protocol if member is not None else None
+                    context = telemetry.connected(attempt.endpoint, transport, dial, protocol, error)
+                    if member is not None:
+                        member.context = context
+
+            pool = self.pools[key] = Pool(prepared.transport, self.loop, on_connect=on_connect)
+        return pool
+
+    def abandon(self, run: Run) -> None:
+        """A stream was dropped without being closed. May be called from any thread, inside the garbage collector: only
+        leaves a note for the loop."""
+        self._abandoned.append(run)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its guard has ended the call
+            self.loop.call_soon_threadsafe(self._sweep)
+
+    def _sweep(self) -> None:
+        while self._abandoned:
+            self._abandoned.popleft().leave("abandoned")
+
+    def _end_runs(self) -> None:
+        for run in list(self.runs):
+            error = ConnectionFailed(
+                "the manager was closed during the call", endpoint=run.endpoint.address, retryable=False
+            )
+            run.fail(error)
+            run.finish("error", error)
+
+    async def aclose(self) -> None:
+        """End what runs, close what is open."""
+        self.closed = True
+        self._sweep()
+        self._end_runs()
+        pools, self.pools = list(self.pools.values()), {}
+        await asyncio.gather(*(pool.aclose() for pool in pools))
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            with contextlib.suppress(RuntimeError):  # it is the guard that has called us
+                await guard.aclose()
+
+    def abort(self) -> None:
+        """The same at once, without awaiting anything."""
+        self.closed = True
+        with contextlib.suppress(RuntimeError):
+            self._end_runs()
+        pools, self.pools = list(self.pools.values()), {}
+        for pool in pools:
+            pool.abort()
+
+
+class ConnectionManager:
+    """Carries calls over connections that it keeps, and tells where their time went.
+
+    Use it as ``async with ConnectionManager() as manager``, or keep one for the process: what it holds on an event loop
+    is closed with that loop.
+
+    Args:
+        plugins: objects with hooks (see :mod:`spanwire.hookspecs`), besides the installed ones.
+        telemetry: settings of spans and metrics; None turns them off. By default on: without an OpenTelemetry SDK in
+            the process they cost next to nothing.
+
+    Raises:
+        PluginError, PluginConflict: one of ``plugins`` breaks the contract.
+    """
+
+    def __init__(
+        self, *, plugins: Iterable[object] = (), telemetry: Telemetry | msgspec.UnsetType | None = msgspec.UNSET
+    ) -> None:
+        self.registry = Registry(plugins)
+        self.telemetry = Telemetry() if telemetry is msgspec.UNSET else telemetry
+        self._states: dict[int, LoopState] = {}
+        self._lock = threading.Lock()
+        _managers.add(self)
+
+    def __repr__(self) -> str:
+        pools = [pool for state in list(self._states.values()) for pool in list(state.pools.values())]
+        runs = sum(len(state.runs) for state in list(self._states.values()))
+        connections = sum(len(pool.state.members) for pool in pools)
+        return f"ConnectionManager({connections} connections, {runs} calls)"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Stream:
+        """A streamed call, as an async context manager that gives chunks.
+
+        ::
+
+            async with manager.stream(endpoint, call) as stream:
+                async for chunk in stream:
+                    print(chunk.text, end="")
+            print(stream.timeline)
+
+        Nothing is sent before the block is entered. Leaving it early tells the server to stop.
+
+        Args:
+            endpoint: where to; a URL is taken as ``Endpoint(url)``.
+            call: what to ask.
+            timeouts, retries: instead of the endpoint's.
+            headers: sent with this call only; they win over the call's own.
+
+        Raises:
+            ConfigurationError: at once for a bad endpoint, call or header.
+            SpanwireError: from the block and the iteration, see :mod:`spanwire.errors`.
+        """
+        return Stream(self, _endpoint(endpoint), _call(call), timeouts, retries, headers)
+
+    async def complete(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """A call that is answered as a whole. Arguments and errors as of :meth:`stream`."""
+        run = self._run(_endpoint(endpoint), _call(call), timeouts, retries, headers, streamed=False)
+        await run.open()
+        await run.drain()
+        return run.reply()
+
+    async def embed(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Embeddings:
+        """Vectors for an embeddings call. Arguments and errors as of :meth:`stream`."""
+        if call.operation != "embeddings":
+            raise ConfigurationError(f"embed() takes Call.embeddings(...), not a {call.operation} call")
+        run = self._run(_endpoint(endpoint), call, timeouts, retries, headers, streamed=False)
+        await run.open()
+        await run.drain()
+        found = run.items[0] if run.items else None
+        if not isinstance(found, Embeddings):
+            raise ProtocolError("the answer has no embeddings", endpoint=run.endpoint.address)
+        headers_back = run.head.headers if run.head is not None else {}
+        return msgspec.structs.replace(found, headers=headers_back, timeline=run.timeline)
+
+    async def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
+        """Have connections ready for ``n`` calls at once: pays DNS, TCP and TLS before the first call.
+
+        Raises:
+            ConfigurationError: a bad endpoint.
+            ConnectionFailed, CallTimeout: a connection could not be made.
+        """
+        endpoint = _endpoint(endpoint)
+        prepared = self._prepare(endpoint)
+        state = self.state()
+        if not state.guarded:
+            await state.guard()
+        key = endpoint.api_key
+        attempt = Attempt(
+            endpoint,
+            timeouts=endpoint.timeouts,
+            dialect=prepared.dialect,
+            api_key=key if isinstance(key, str) else None,
+        )
+        await state.pool_for(prepared, endpoint).warm(attempt, n)
+
+    async def aclose(self) -> None:
+        """End the calls that run, and close every connection, of this loop and of any other. May be used again."""
+        with self._lock:
+            states, self._states = list(self._states.values()), {}
+        here = asyncio.get_running_loop()
+        for state in states:
+            if state.loop is here:
+                await state.aclose()
+            elif state.loop.is_closed() or not state.loop.is_running():
+                state.abort()
+            else:
+                with contextlib.suppress(RuntimeError):
+                    state.loop.call_soon_threadsafe(state.abort)
+
+    # --- inner ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> LoopState:
+        """The state of the running loop; drops those of loops that are closed."""
+        loop = asyncio.get_running_loop()
+        state = self._states.get(id(loop))
+        if state is not None and state.loop is loop and not state.closed:
+            return state
+        with self._lock:
+            for key, other in list(self._states.items()):
+                if other.loop.is_closed() or other.closed:
+                    del self._states[key]
+                    other.abort()
+            state = self._states[id(loop)] = LoopState(self, loop)
+            return state
+
+    def _prepare(self, endpoint: Endpoint) -> Prepared:
+        cached: Prepared | None = endpoint.__dict__.get("_prepared")
+        if cached is not None and cached.registry is self.registry:
+            return cached
+        spec = self.registry.spec_for(endpoint)
+        transport = self.registry.transport(spec)
+        dialect = self.registry.dialect_for(endpoint, spec)
+        prepared = Prepared(self.registry, spec, transport, dialect, transport.key(endpoint), slots_for(endpoint))
+        endpoint.__dict__["_prepared"] = prepared
+        return prepared
+
+    def _run(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        timeouts: Timeouts | None,
+        retries: Retries | None,
+        headers: Mapping[str, str] | None,
+        *,
+        streamed: bool,
+    ) -> Run:
+        prepared = self._prepare(endpoint)
+        dialect = prepared.dialect
+        if dialect is not None and call.operation not in dialect.operations:
+            raise ConfigurationError(
+                f"dialect {dialect.name!r} has no operation {call.operation!r}; it has: {', '.join(sorted(dialect.operations))}",
+                endpoint=endpoint.address,
+            )
+        merged = self.registry.request_metadata(call, endpoint)
+        for more, where in ((call.headers, "Call.headers"), (headers, "headers=")):
+            if more:
+                check_headers(more, where)
+                merged = {**merged, **{name.lower(): value for name, value in more.items()}}
+        return Run(
+            self.state(),
+            prepared,
+            endpoint,
+            call,
+            streamed=streamed,
+            timeouts=timeouts if timeouts is not None else endpoint.timeouts,
+            retries=retries if retries is not None else endpoint.retries,
+            headers=merged,
+        )
+
+    def _after_fork(self) -> None:
+        # The child must not touch its parent's sockets: closing them would take them out of the parent's epoll.
+        _parked.append(self._states)
+        self._states = {}
+        self._lock = threading.Lock()
+
+
+class Stream:
+    """A streamed call: a thin handle, so that dropping it is noticed. Made by :meth:`ConnectionManager.stream`."""
+
+    __slots__ = ("__weakref__", "_arguments", "_manager", "_run")
+
+    def __init__(
+        self,
+        manager: ConnectionManager,
+        endpoint: Endpoint,
+        call: Call,
+        timeouts: Timeouts | None,
+        retries: Retries | None,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        self._manager = manager
+        self._arguments = (endpoint, call, timeouts, retries, headers)
+        self._run: Run | None = None
+        manager._prepare(endpoint)  # a bad endpoint is told here, where it was given
+
+    def __repr__(self) -> str:
+        run = self._run
+        state = "not entered" if run is None else "ended" if run.ended else "open"
+        return f"<spanwire.Stream {state}>"
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def _open(self) -> Run:
+        if self._run is not None:
+            raise RuntimeError("a stream is entered once: ask the manager for a new one")
+        run = self._run = self._manager._run(*self._arguments, streamed=True)
+        await run.open()
+        return run
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._run is not None:
+            cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+            self._run.leave("cancelled" if cancelled else "closed_by_caller")
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        run = self._run
+        if run is None:
+            run = await self._open()
+        if run.batch:
+            return run.batch.pop()
+        chunk = await run.next()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        """Leave the call now; also from another task, whose pending read then ends. Does nothing if it has ended."""
+        if self._run is not None:
+            self._run.leave("closed_by_caller")
+
+    def __del__(self) -> None:
+        run = self._run
+        if run is not None and run.opened and not run.ended:
+            run.state.abandon(run)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where the time went. Raises RuntimeError before the call has ended."""
+        return self._entered().timeline
+
+    @property
+    def reply(self) -> Reply:
+        """Everything that was read so far, joined."""
+        return self._entered().reply()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The answer's headers, names in lower case; empty before they have come."""
+        head = self._entered().head
+        return head.headers if head is not None else {}
+
+    def _entered(self) -> Run:
+        if self._run is None:
+            raise RuntimeError("the stream was not entered: use `async with manager.stream(...) as stream`")
+        return self._run
+
+
+def _endpoint(endpoint: Any) -> Endpoint:
+    if isinstance(endpoint, Endpoint):
+        return endpoint
+    if isinstance(endpoint, str):
+        return Endpoint(endpoint)
+    raise ConfigurationError(
+        f"the endpoint must be spanwire.Endpoint(url, ...) or a URL, not {type(endpoint).__name__}"
+    )
+
+
+def _call(call: Any) -> Call:
+    if isinstance(call, Call):
+        return call
+    raise ConfigurationError(
+        f"the call must be made by Call.chat(...) or Call.embeddings(...), not {type(call).__name__}"
+    )
+
+
+_managers: WeakSet[ConnectionManager] = WeakSet()
+_parked: list[object] = []
+_default: ConnectionManager | None = None
+_default_lock = threading.Lock()
+
+
+def default_manager() -> ConnectionManager:
+    """The one manager that serves whoever is not given one: all of them share its connections."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = ConnectionManager()
+        return _default
+
+
+def _after_fork() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()
+    for manager in list(_managers):
+        manager._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

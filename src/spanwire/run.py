@@ -1,0 +1,545 @@
+"""One call from its slot to its end: the inner state behind a stream handle or a unary call.
+
+Whatever happens, :meth:`Run.finish` runs exactly once: it gives back the slot, leaves or finishes the connection, stops
+the timer, and turns the record into a timeline, a span and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from .admission import Slots, Ticket
+from .calls import Call, Chunk, Reply, ReplyBuilder
+from .endpoint import Endpoint, Retries, Timeouts
+from .errors import CallTimeout, ConfigurationError, ConnectionFailed, SpanwireError
+from .pool import Lease, Pool, Waiter
+from .retry import retry_wait_s
+from .telemetry import CallSpan
+from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
+from .transport import Attempt, Dialect, Exchange, Head, Item, Transport, TransportSpec
+
+if TYPE_CHECKING:
+    from .manager import LoopState
+
+__all__ = ["Prepared", "Run"]
+
+_T = TypeVar("_T")
+
+
+class Prepared(NamedTuple):
+    """What is looked up once for an endpoint and a registry."""
+
+    registry: object
+    spec: TransportSpec
+    transport: Transport
+    dialect: Dialect | None
+    key: object
+    slots: Slots | None
+
+
+class Run:
+    """One call. All methods run on the loop of ``state``."""
+
+    __slots__ = (
+        "_attempt",
+        "_builder",
+        "_call_span",
+        "_error",
+        "_failure",
+        "_headers",
+        "_lease",
+        "_pool",
+        "_prepared",
+        "_reading",
+        "_record",
+        "_retries",
+        "_stale_retry",
+        "_ticket",
+        "_timeline",
+        "_timeouts",
+        "_timer",
+        "batch",
+        "call",
+        "ended",
+        "endpoint",
+        "exchange",
+        "items",
+        "opened",
+        "state",
+        "streamed",
+    )
+
+    def __init__(
+        self,
+        state: LoopState,
+        prepared: Prepared,
+        endpoint: Endpoint,
+        call: Call,
+        *,
+        streamed: bool,
+        timeouts: Timeouts,
+        retries: Retries,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.state = state
+        self.endpoint = endpoint
+        self.call = call
+        self.streamed = streamed
+        self.batch: list[Chunk] = []  # in reverse: the next one is at the end
+        self.items: list[Item] = []
+        self.exchange: Exchange | None = None
+        self.opened = False
+        self.ended = False
+        self._prepared = prepared
+        self._timeouts = timeouts
+        self._retries = retries
+        self._headers = headers
+        self._pool: Pool = state.pool_for(prepared, endpoint)
+        self._record: CallRecord
+        self._attempt: AttemptRecord
+        self._builder = ReplyBuilder()
+        self._call_span: CallSpan | None = None
+        self._ticket: Ticket | None = None
+        self._lease: Lease | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: SpanwireError | None = None  # why we aborted the exchange ourselves
+        self._error: BaseException | None = None
+        self._timeline: Timeline | None = None
+        self._reading = False
+        self._stale_retry = False
+
+    # --- what its owner asks for ------------------------------------------------------------------------------------
+
+    @property
+    def timeline(self) -> Timeline:
+        """Raises RuntimeError before the call has ended."""
+        if self._timeline is None:
+            raise RuntimeError("the call has not ended: read the stream to its end, or leave its `with` block first")
+        return self._timeline
+
+    @property
+    def head(self) -> Head | None:
+        """What is known of the answer's start; None before the request was sent."""
+        return self.exchange.head if self.exchange is not None else None
+
+    def reply(self) -> Reply:
+        """What has arrived and was read so far."""
+        head = self.head
+        if head is None:
+            return self._builder.reply(timeline=self._timeline)
+        return self._builder.reply(id=head.id, model=head.model, headers=head.headers, timeline=self._timeline)
+
+    async def open(self) -> None:
+        """Get a slot and a connection, and send the request; tries again where that may help."""
+        if self.opened:
+            raise RuntimeError("a stream is entered once: ask the manager for a new one")
+        self.opened = True
+        begin_ns = time.perf_counter_ns()
+        if not self.state.guarded:
+            await self.state.guard()
+        self._record = CallRecord(
+            begin_ns,
+            operation=self.call.operation,
+            model=self.call.model,
+            endpoint=self.endpoint.address,
+            transport=self._prepared.spec.name,
+        )
+        telemetry = self.state.manager.telemetry
+        self.state.runs.add(self)
+        if telemetry is not None:
+            self._call_span = telemetry.start(self.call, self.endpoint, begin_ns, streamed=self.streamed)
+        headers = dict(self._headers)
+        if telemetry is not None:
+            headers.update(telemetry.headers(self._call_span))
+        if self._retries.max_attempts > 1:  # the same over all attempts: a server may drop the second of two
+            headers.setdefault("idempotency-key", f"spanwire-{os.urandom(16).hex()}")
+        self._headers = headers
+        try:
+            await self._try(begin_ns)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    async def next(self) -> Chunk | None:
+        """Read a batch into :attr:`batch` and give its first chunk; None at the end of the answer."""
+        items = await self.read()
+        if not items:
+            return None
+        if len(items) > 1:
+            self.batch = items[:0:-1]  # type: ignore[assignment]
+        return items[0]  # type: ignore[return-value]
+
+    async def drain(self) -> None:
+        """Read to the end; what came is in :attr:`items`, if it was no chunk, and in :meth:`reply`."""
+        try:
+            while await self.read():
+                pass
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def leave(self, outcome: Outcome) -> None:
+        """The caller goes, before the answer has ended."""
+        if self.opened and not self.ended:
+            self.finish(outcome, None)
+
+    def fail(self, error: SpanwireError) -> None:
+        """End the call from outside with an error, which the pending or next read raises."""
+        if not self.ended:
+            self._failure = error
+            if self.exchange is not None:
+                self.exchange.abort()
+
+    # --- attempts ---------------------------------------------------------------------------------------------------
+
+    async def _try(self, begin_ns: int) -> None:
+        """Attempts until a request is sent."""
+        while True:
+            attempt = self._attempt = AttemptRecord(begin_ns, streamed=self.streamed)
+            self._record.attempts.append(attempt)
+            try:
+                await self._send(attempt)
+                return
+            except SpanwireError as error:
+                begin_ns = await self._again(error)
+
+    async def _send(self, record: AttemptRecord) -> None:
+        slots = self._prepared.slots
+        if slots is not None:
+            self._ticket = slots.try_acquire(self.call.model)
+            if self._ticket is None:
+                record.queued_ns = time.perf_counter_ns()
+                self._ticket = await self._wait_for_slot(slots)
+                record.slot_ns = time.perf_counter_ns()
+                self._still_wanted()
+        api_key = self.endpoint.api_key
+        if api_key is not None and not isinstance(api_key, str):
+            api_key = await self._resolve_key()
+            self._still_wanted()
+        attempt = Attempt(
+            self.endpoint,
+            timeouts=self._timeouts,
+            dialect=self._prepared.dialect,
+            streamed=self.streamed,
+            api_key=api_key,
+            headers=self._headers,
+            marks=record.marks,
+        )
+        record.asked_ns = time.perf_counter_ns()
+        lease = None if self._stale_retry else self._pool.try_lease(self.endpoint.limits, record.asked_ns)
+        if lease is None:
+            lease = await self._wait_for_connection(attempt, record)
+            record.leased_ns = time.perf_counter_ns()
+        else:
+            record.leased_ns = record.asked_ns
+        attempt._on_released = lease.release
+        try:
+            self._still_wanted()
+            self._leased(lease, record)
+            self.exchange = await lease.member.connection.start(self.call, attempt)
+        except BaseException:
+            lease.release()
+            raise
+        if self._timer is None:
+            self._arm(record)
+
+    def _still_wanted(self) -> None:
+        """After a wait: somebody may have left or ended the call meanwhile."""
+        if self.ended:
+            if self._error is not None:
+                raise self._error
+            raise ConnectionFailed(
+                "the call was left while it was being opened", endpoint=self.endpoint.address, retryable=False
+            )
+
+    async def _wait_for_slot(self, slots: Slots) -> Ticket:
+        telemetry = self.state.manager.telemetry
+        if telemetry is not None:
+            telemetry.waiting(self.endpoint, 1)
+        try:
+            return await self._within_total(
+                slots.acquire(self.call.model, self.endpoint.limits.queue_timeout_s), phase="queue"
+            )
+        finally:
+            if telemetry is not None:
+                telemetry.waiting(self.endpoint, -1)
+
+    async def _wait_for_connection(self, attempt: Attempt, record: AttemptRecord) -> Lease:
+        waited: list[Waiter] = []
+        try:
+            return await self._within_total(self._pool.lease(attempt, waited.append, self._call_span), phase="connect")
+        finally:
+            if waited:
+                dial = waited[0].by or waited[0].dial
+                record.served = waited[0].served or ("dialled" if dial is not None else "freed")
+                if dial is not None and record.served != "freed":
+                    record.connect = dial.marks
+                    record.connect_begin_ns, record.connect_end_ns = dial.begin_ns, dial.end_ns
+
+    def _leased(self, lease: Lease, record: AttemptRecord) -> None:
+        self._lease = lease
+        member = lease.member
+        if lease.served == "idle":
+            record.served = "idle"
+        reused = lease.served in ("idle", "freed")
+        record.connection = ConnectionUse(
+            member.id,
+            reused,
+            (record.leased_ns - member.made_ns) / 1e9 if reused else None,
+            (record.leased_ns - lease.was_idle_ns) / 1e9 if lease.served == "idle" else None,
+            member.connection.protocol,
+        )
+        if self._call_span is not None and member.context is not None:
+            self._call_span.links.append(member.context)  # type: ignore[arg-type]
+
+    async def _resolve_key(self) -> str:
+        provider = self.endpoint.api_key
+        assert callable(provider)
+        try:
+            key = provider()
+            if inspect.isawaitable(key):
+                key = await self._within_total(key, phase="configure")
+        except Exception as error:
+            raise ConfigurationError(
+                f"Endpoint.api_key() failed with {type(error).__name__}", endpoint=self.endpoint.address
+            ) from error
+        if not isinstance(key, str):
+            raise ConfigurationError(
+                f"Endpoint.api_key() must give text, not {type(key).__name__}", endpoint=self.endpoint.address
+            )
+        return key
+
+    async def _within_total(self, wait: Awaitable[_T], *, phase: str) -> _T:
+        total_s = self._timeouts.total_s
+        if total_s is None:
+            return await wait
+        left_s = total_s - (time.perf_counter_ns() - self._record.begin_ns) / 1e9
+        try:
+            async with asyncio.timeout(left_s) as scope:
+                return await wait
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise self._timeout_error("total_s", total_s, phase) from None
+
+    async def _again(self, error: SpanwireError) -> int:
+        """After a failed attempt: wait for the next one and return its begin, or raise the error."""
+        record = self._attempt
+        self._end_attempt(record, "timeout" if isinstance(error, CallTimeout) else "error", error)
+        if self._failure is not None or self._builder.content_chunks:
+            raise error
+        stale = (
+            isinstance(error, ConnectionFailed)
+            and record.served == "idle"
+            and not record.marks.first_byte_ns
+            and not self._stale_retry
+            and len(self._record.attempts) < self._retries.max_attempts
+        )
+        wait_s = 0.0 if stale else retry_wait_s(error, len(self._record.attempts), self._retries, random.random())  # noqa: S311
+        if wait_s is None:
+            raise error
+        self._stale_retry = stale
+        self._builder = ReplyBuilder()
+        if wait_s:
+            await self._within_total(asyncio.sleep(wait_s), phase="queue")
+        if self._failure is not None:
+            raise self._failure
+        return time.perf_counter_ns()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(self) -> list[Item]:
+        """The next batch, [] at the end of the answer. An attempt that fails before any content is made again."""
+        while not self._is_over():
+            exchange = self.exchange
+            assert exchange is not None
+            error: SpanwireError | None = None
+            items: Sequence[Item] = ()
+            self._reading = True
+            try:
+                items = await exchange.read()
+            except SpanwireError as ended_early:
+                error = ended_early
+            finally:
+                self._reading = False
+            if items:
+                if isinstance(items[0], Chunk):
+                    self._builder.add(items)  # type: ignore[arg-type]
+                else:
+                    self.items.extend(items)
+                return items  # type: ignore[return-value]
+            if error is None and self._failure is not None:
+                error = self._take_failure()
+            if error is not None:
+                await self._recover(error)
+            elif not self._is_over():  # else left by somebody else while we were reading
+                self.finish("completed", None)
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def _is_over(self) -> bool:
+        return self.ended
+
+    async def _recover(self, error: SpanwireError) -> None:
+        """Another attempt, up to its request being sent; or the end of the call, with the error."""
+        if self.ended:
+            return
+        try:
+            begin_ns = await self._again(error)
+            await self._try(begin_ns)
+        except BaseException as final:
+            self._give_up(final)
+            raise
+
+    def _take_failure(self) -> SpanwireError:
+        failure = self._failure
+        assert failure is not None
+        if isinstance(failure, CallTimeout) and failure.limit != "total_s":
+            self._failure = None  # another attempt may help; it has limits of its own
+        return failure
+
+    # --- time limits: one timer, armed for the nearest limit, looked at again when it fires ----------------------------
+
+    def _arm(self, record: AttemptRecord) -> None:
+        deadline = self._deadline(record)
+        if deadline is not None:
+            delay_s = max(0.0, (deadline[0] - time.perf_counter_ns()) / 1e9)
+            self._timer = self.state.loop.call_later(delay_s, self._tick)
+
+    def _deadline(self, record: AttemptRecord) -> tuple[int, str] | None:
+        limits, marks = self._timeouts, record.marks
+        nearest: tuple[int, str] | None = None
+        if limits.total_s is not None:
+            nearest = (self._record.begin_ns + int(limits.total_s * 1e9), "total_s")
+        if limits.first_content_s is not None and not marks.first_content_ns:
+            due_ns = record.leased_ns + int(limits.first_content_s * 1e9)
+            if nearest is None or due_ns < nearest[0]:
+                nearest = (due_ns, "first_content_s")
+        if limits.idle_s is not None and marks.first_byte_ns:
+            # While nobody reads, the consumer is the slow one, and its reads will find what has come.
+            last_ns = max(marks.last_byte_ns, marks.first_byte_ns) if self._reading else time.perf_counter_ns()
+            due_ns = last_ns + int(limits.idle_s * 1e9)
+            if nearest is None or due_ns < nearest[0]:
+                nearest = (due_ns, "idle_s")
+        elif limits.idle_s is not None:  # nothing has come: look again when something may have
+            due_ns = time.perf_counter_ns() + int(limits.idle_s * 1e9)
+            if nearest is None or due_ns < nearest[0]:
+                nearest = (due_ns, "")
+        return nearest
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.ended or self.exchange is None:
+            return
+        deadline = self._deadline(self._attempt)
+        if deadline is None:
+            return
+        due_ns, limit = deadline
+        if not limit or due_ns > time.perf_counter_ns():
+            self._arm(self._attempt)
+            return
+        phase = "read" if self._attempt.marks.first_byte_ns else "wait"
+        self.fail(self._timeout_error(limit, getattr(self._timeouts, limit), phase))
+
+    def _timeout_error(self, limit: str, seconds: float, phase: str) -> CallTimeout:
+        words = {
+            "total_s": f"the call did not end within {seconds} s",
+            "first_content_s": f"no content within {seconds} s",
+            "idle_s": f"nothing came for {seconds} s",
+        }[limit]
+        return CallTimeout(
+            f"{words} (Timeouts.{limit})",
+            limit=limit,
+            endpoint=self.endpoint.address,
+            phase=phase,
+            retryable=limit != "total_s",
+        )
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _give_up(self, error: BaseException) -> None:
+        if self.ended:
+            return
+        if isinstance(error, CallTimeout):
+            self.finish("timeout", error)
+        elif isinstance(error, Exception):
+            self.finish("error", error)
+        else:
+            self.finish("cancelled", None)
+
+    def _end_attempt(self, record: AttemptRecord, outcome: Outcome, error: BaseException | None) -> None:
+        """Close the attempt's books: its exchange, its slot, its timer. Harmless if that was done before."""
+        if not record.end_ns:
+            record.end_ns = time.perf_counter_ns()
+            record.outcome = outcome
+            record.error_type = type(error).__name__ if error is not None else None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lease, self._lease = self._lease, None
+        if self.exchange is not None and lease is not None:
+            if outcome == "completed":
+                lease.finish(self.exchange.abort)
+            else:
+                self.exchange.abort()
+        rtt_ns = record.marks.rtt_ns
+        if record.connection is not None and rtt_ns:
+            use = record.connection
+            record.connection = ConnectionUse(use.id, use.reused, use.age_s, use.idle_s, use.protocol, rtt_ns / 1e9)
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None and self._prepared.slots is not None:
+            self._prepared.slots.release(ticket)
+
+    def finish(self, outcome: Outcome, error: Exception | None) -> None:
+        """Once, whatever happened. Never raises."""
+        if self.ended:
+            return
+        self.ended = True
+        self.batch = []
+        attempt = self._attempt if self._record.attempts else None
+        if attempt is not None:
+            self._end_attempt(attempt, outcome, error)
+        record = self._record
+        record.outcome = outcome
+        record.end_ns = attempt.end_ns if attempt is not None else time.perf_counter_ns()
+        if outcome == "abandoned" and attempt is not None:
+            self._end_at_last_activity(record, attempt)
+        self._error = error
+        timeline = self._timeline = Timeline(record)
+        self.state.runs.discard(self)
+        manager = self.state.manager
+        extra = manager.registry.span_attributes(timeline)
+        if manager.telemetry is not None:
+            manager.telemetry.end(
+                self._call_span,
+                timeline,
+                record,
+                self.call,
+                self.endpoint,
+                self.head,
+                self._builder.usage,
+                self._builder.finish_reason,
+                error,
+                extra,
+            )
+        if manager.registry.has_observers:
+            manager.registry.observe(timeline)
+        if isinstance(error, SpanwireError):
+            error.timeline = timeline
+            if error.endpoint is None:
+                error.endpoint = self.endpoint.address
+            if self.exchange is not None:
+                error.reply = self.reply()
+
+    @staticmethod
+    def _end_at_last_activity(record: CallRecord, attempt: AttemptRecord) -> None:
+        marks = attempt.marks
+        last_ns = max(marks.last_byte_ns, marks.ended_ns, marks.sent_ns, attempt.leased_ns, attempt.asked_ns)
+        attempt.end_ns = record.end_ns = max(last_ns, attempt.begin_ns)

@@ -1,0 +1,267 @@
+"""The same names for synchronous code: a facade over one event loop in a thread of its own.
+
+There is one implementation, the async one. Every call hops to the loop thread; a stream hops once for each batch of
+chunks, not once for each chunk. It works on threads whose own loop is running (notebooks): it blocks that thread, and
+never deadlocks, since the work is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from .calls import Call, Chunk, Embeddings, Reply
+from .endpoint import Endpoint, Retries, Timeouts
+from .errors import ConfigurationError
+from .manager import ConnectionManager, Stream, default_manager
+from .telemetry import Telemetry
+from .timeline import Timeline
+
+__all__ = ["SyncConnectionManager", "SyncStream", "default_sync_manager"]
+
+_T = TypeVar("_T")
+#: How long the interpreter's exit waits for the loop thread to close its connections, in seconds.
+_EXIT_LIMIT_S = 2.0
+
+
+class _LoopThread:
+    """An event loop that runs in a daemon thread until the interpreter exits."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="spanwire loop", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            with contextlib.suppress(Exception):  # the interpreter is on its way out
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def _stop(self) -> None:
+        if self._thread.is_alive() and not self.loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(_EXIT_LIMIT_S)
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
+        """Run a coroutine on the loop and wait for it. Its context is a copy of the caller's, so that spans nest."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "SyncConnectionManager was called on its own loop thread (from an observer or a hook?), where it could "
+                "only wait for itself; use the async ConnectionManager there"
+            )
+        # The coroutine's frame holds what it runs on; made by the callback, it cannot be left un-awaited.
+        future = asyncio.run_coroutine_threadsafe(_call(function, arguments), self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the call ends on the loop too
+            raise
+
+
+async def _call(function: Callable[..., Coroutine[Any, Any, _T]], arguments: tuple[Any, ...]) -> _T:
+    return await function(*arguments)
+
+
+_thread: _LoopThread | None = None
+_thread_lock = threading.Lock()
+
+
+def _loop_thread() -> _LoopThread:
+    global _thread
+    with _thread_lock:
+        if _thread is None:
+            _refuse_gevent()
+            _thread = _LoopThread()
+        return _thread
+
+
+def _refuse_gevent() -> None:
+    """Threads that gevent has replaced would run our loop as a greenlet of the caller's thread, and block it."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise ConfigurationError(
+            "SyncConnectionManager needs a native thread, and gevent has replaced threads in this process; patch with "
+            "monkey.patch_all(thread=False), or use httpx-based clients under gevent"
+        )
+
+
+class SyncConnectionManager:
+    """:class:`~spanwire.manager.ConnectionManager` for synchronous code. Safe to use from many threads.
+
+    Args:
+        manager: the async manager to run; its connections on the loop thread are shared with other facades of it. By
+            default a new one is made with ``plugins`` and ``telemetry``.
+        plugins, telemetry: as of ``ConnectionManager``.
+    """
+
+    def __init__(
+        self,
+        manager: ConnectionManager | None = None,
+        *,
+        plugins: Iterable[object] = (),
+        telemetry: Telemetry | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> None:
+        self._manager = manager if manager is not None else ConnectionManager(plugins=plugins, telemetry=telemetry)
+
+    def __repr__(self) -> str:
+        return f"Sync{self._manager!r}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stream(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> SyncStream:
+        """A streamed call as a context manager that gives chunks; see ``ConnectionManager.stream``."""
+        stream = self._manager.stream(endpoint, call, timeouts=timeouts, retries=retries, headers=headers)
+        return SyncStream(stream, _loop_thread())
+
+    def complete(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """A call that is answered as a whole; see ``ConnectionManager.complete``."""
+
+        async def complete() -> Reply:
+            return await self._manager.complete(endpoint, call, timeouts=timeouts, retries=retries, headers=headers)
+
+        return _loop_thread().call(complete)
+
+    def embed(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Embeddings:
+        """Vectors for an embeddings call; see ``ConnectionManager.embed``."""
+
+        async def embed() -> Embeddings:
+            return await self._manager.embed(endpoint, call, timeouts=timeouts, retries=retries, headers=headers)
+
+        return _loop_thread().call(embed)
+
+    def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
+        """Have connections ready for ``n`` calls at once; see ``ConnectionManager.warm``."""
+        _loop_thread().call(self._manager.warm, endpoint, n)
+
+    def close(self) -> None:
+        """End the calls that run, close every connection. May be used again."""
+        _loop_thread().call(self._manager.aclose)
+
+
+class SyncStream:
+    """A streamed call for synchronous code. Made by :meth:`SyncConnectionManager.stream`."""
+
+    __slots__ = ("_batch", "_stream", "_thread")
+
+    def __init__(self, stream: Stream, thread: _LoopThread) -> None:
+        self._stream = stream
+        self._thread = thread
+        self._batch: list[Chunk] = []  # in reverse: the next one is at the end
+
+    def __repr__(self) -> str:
+        return f"<spanwire.SyncStream of {self._stream!r}>"
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._stream._open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._batch = []
+        self.close()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        if not self._batch:
+            run = self._stream._run
+            if run is None:
+                run = self._thread.call(self._stream._open)
+            self._batch = self._thread.call(run.read)[::-1]  # type: ignore[assignment]
+            if not self._batch:
+                raise StopIteration
+        return self._batch.pop()
+
+    def close(self) -> None:
+        """Leave the call now. Does nothing if it has ended."""
+        run = self._stream._run
+        if run is not None and not run.ended:
+            self._thread.call(self._stream.aclose)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where the time went. Raises RuntimeError before the call has ended."""
+        return self._stream.timeline
+
+    @property
+    def reply(self) -> Reply:
+        """Everything that was read so far, joined."""
+        return self._stream.reply
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The answer's headers, names in lower case; empty before they have come."""
+        return self._stream.headers
+
+
+_default: SyncConnectionManager | None = None
+
+
+def default_sync_manager() -> SyncConnectionManager:
+    """The facade of :func:`~spanwire.manager.default_manager`, one for each process."""
+    global _default
+    if _default is None:
+        _default = SyncConnectionManager(default_manager())
+    return _default
+
+
+def _after_fork() -> None:
+    global _thread, _thread_lock
+    if _thread is not None:  # only the forking thread lives on in the child
+        atexit.unregister(_thread._stop)
+        _parked.append(_thread)
+        _thread = None
+    _thread_lock = threading.Lock()
+
+
+_parked: list[_LoopThread] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
