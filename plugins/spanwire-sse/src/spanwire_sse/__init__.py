@@ -1,0 +1,44 @@
+"""spanwire over HTTP and server-sent events: chat (streamed or not) and embeddings on OpenAI-compatible servers.
+
+Nothing here needs to be imported by hand: spanwire loads it for ``http://`` and ``https://`` endpoints. A dialect of
+your own registers with ``Dialect(transport="sse", name=..., codec=...)``, where the codec is a :class:`Codec`.
+"""
+
+from __future__ import annotations
+
+from spanwire.hookspecs import hookimpl
+from spanwire.transport import Dialect, TransportSpec
+
+from .codec import OPTIONS, AnswerDecoder, Codec, OpenAIChat, Request
+from .transport import SSETransport
+
+__all__ = [
+    "AnswerDecoder",
+    "Codec",
+    "OpenAIChat",
+    "Request",
+    "SSETransport",
+    "register_dialects",
+    "register_transports",
+]
+
+
+@hookimpl
+def register_transports() -> list[TransportSpec]:
+    """``sse``, for ``http`` and ``https``."""
+    return [TransportSpec(name="sse", schemes=("http", "https"), factory=SSETransport)]
+
+
+@hookimpl
+def register_dialects() -> list[Dialect]:
+    """``openai``: chat completions and embeddings."""
+    return [
+        Dialect(
+            transport="sse",
+            name="openai",
+            codec=OpenAIChat(),
+            operations=frozenset({"chat", "embeddings"}),
+            options=OPTIONS,
+            default=True,
+        )
+    ]

@@ -1,0 +1,126 @@
+"""What a dialect on this transport has to be, and the one that is built in: OpenAI's chat completions and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from spanwire.calls import Call, Chunk
+from spanwire.endpoint import Endpoint
+from spanwire.errors import ConfigurationError, ServerError
+from spanwire.transport import Item
+from spanwire.wire.openai_chat import ChatDecoder, decode_chat, decode_embeddings, error_in
+
+__all__ = ["OPTIONS", "AnswerDecoder", "Codec", "OpenAIChat", "Request"]
+
+#: Names in ``Endpoint.options``. ``include_usage``: ask streamed answers for their usage (default True); False for the
+#: few servers that refuse ``stream_options``.
+OPTIONS = frozenset({"include_usage"})
+
+
+class Request(NamedTuple):
+    """What goes onto the wire: path below the endpoint's base URL, headers of the dialect, and the body's bytes."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+class AnswerDecoder(Protocol):
+    """State of one answer.
+
+    Attributes:
+        done: the terminal event has been seen.
+        id, model: as the server gave them, once known.
+    """
+
+    done: bool
+    id: str | None
+    model: str | None
+
+    def event(self, name: bytes, data: bytes) -> Chunk | None:
+        """One event of a stream; None for one that carries nothing for the caller. Raises ServerError, ProtocolError."""
+
+    def end(self) -> Chunk | None:
+        """The stream has ended; may give a last chunk. Raises Truncated if the answer is not complete."""
+
+    def whole(self, body: bytes) -> Item:
+        """A whole answer that is not a stream. Raises ServerError, ProtocolError."""
+
+
+class Codec(Protocol):
+    """A dialect on HTTP with server-sent events."""
+
+    def encode(self, call: Call, endpoint: Endpoint, *, streamed: bool) -> Request:
+        """The request of a call. Raises ConfigurationError for what cannot be encoded."""
+
+    def credentials(self, api_key: str) -> Mapping[str, str]:
+        """Headers that carry the key."""
+
+    def decoder(self, call: Call, *, streamed: bool) -> AnswerDecoder:
+        """Decodes the answer to this call."""
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes, retry_after_s: float | None) -> ServerError:
+        """The error that an answer with an error status describes."""
+
+
+class OpenAIChat:
+    """``POST /chat/completions`` and ``POST /embeddings`` below the base URL."""
+
+    _PATHS = {"chat": "/chat/completions", "embeddings": "/embeddings"}  # noqa: RUF012 - a constant table
+
+    def encode(self, call: Call, endpoint: Endpoint, *, streamed: bool) -> Request:
+        path = self._PATHS[call.operation]
+        body: dict[str, Any] = {"model": call.model, **call.body}
+        if streamed:
+            body["stream"] = True
+            if "stream_options" not in body and endpoint.options.get("include_usage", True):
+                body["stream_options"] = {"include_usage": True}
+        try:
+            return Request(path, msgspec.json.encode(body))
+        except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
+            raise ConfigurationError(
+                f"the call cannot be written as JSON: {error}; parameters must be text, numbers, lists and mappings",
+                endpoint=endpoint.address,
+            ) from error
+
+    def credentials(self, api_key: str) -> Mapping[str, str]:
+        return {"authorization": f"Bearer {api_key}"}
+
+    def decoder(self, call: Call, *, streamed: bool) -> AnswerDecoder:
+        return _Embeddings() if call.operation == "embeddings" else _Chat()
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes, retry_after_s: float | None) -> ServerError:
+        return error_in(body, status=status, headers=dict(headers), retry_after_s=retry_after_s)
+
+
+class _Chat(ChatDecoder):
+    __slots__ = ()
+
+    def whole(self, body: bytes) -> Item:
+        chunk, self.id, self.model = decode_chat(body)
+        return chunk
+
+
+class _Embeddings:
+    """Embeddings are never streamed."""
+
+    __slots__ = ("done", "id", "model")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.id: str | None = None
+        self.model: str | None = None
+
+    def event(self, name: bytes, data: bytes) -> Chunk | None:
+        return None
+
+    def end(self) -> Chunk | None:
+        return None
+
+    def whole(self, body: bytes) -> Item:
+        found = decode_embeddings(body)
+        self.model = found.model
+        return found
