@@ -54,8 +54,8 @@ class Call(msgspec.Struct, frozen=True, eq=False):
                 of None is left out of the request.
 
         Raises:
-            ConfigurationError: no model, messages that are not a list of mappings, or ``stream=`` (which is chosen
-                by ``manager.stream`` or ``manager.complete``).
+            ConfigurationError: no model, messages that are not a list of mappings, ``stream=`` (which is chosen by
+                ``manager.stream`` or ``manager.complete``), or ``n=`` over 1 (a reply holds one answer).
         """
         _check_model(model)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -63,6 +63,8 @@ class Call(msgspec.Struct, frozen=True, eq=False):
                 'messages must be a list such as [{"role": "user", "content": "..."}], '
                 f"not {_kind(messages)}; wrap a bare prompt in one"
             )
+        if parameters.get("n") not in (None, 1):
+            raise ConfigurationError(f"n={parameters['n']!r:.20}: a reply holds one answer; make one call for each")
         for position, message in enumerate(messages):
             if not isinstance(message, Mapping):
                 raise ConfigurationError(

@@ -132,11 +132,15 @@ class Retries(msgspec.Struct, frozen=True):
         base_s: the back-off before attempt n+1 is random between 0 and ``base_s * 2 ** (n - 1)`` seconds.
         max_wait_s: longest wait before one attempt, in seconds. A server that asks for more (``Retry-After``) gets
             its error raised at once, with ``retry_after_s`` on it.
+        stale: send a call once more, at once and on a new connection, when a connection that was used before breaks
+            before any byte of the answer: nearly always the server had closed it while it was idle. Not counted in
+            ``max_attempts``; every call carries an ``Idempotency-Key`` for the server that did see it.
     """
 
     max_attempts: int = 3
     base_s: float = 0.5
     max_wait_s: float = 8.0
+    stale: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
@@ -201,6 +205,10 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
             raise ConfigurationError(
                 f"Endpoint.api_key must be text or a function that gives it, not {type(self.api_key).__name__}"
             )
+        for name in ("proxy", "uds", "transport", "dialect"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigurationError(f"Endpoint.{name} must be text or None, not {value!r:.40}")
         for name, kind in (("tls", TLS), ("timeouts", Timeouts), ("limits", Limits), ("retries", Retries)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Mapping
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -24,7 +25,7 @@ from .endpoint import Endpoint, Retries, Timeouts, check_headers
 from .errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
 from .plugins import Registry
 from .pool import Dial, Member, Pool
-from .run import Prepared, Run
+from .run import Prepared, Run, resolve_key
 from .telemetry import Telemetry
 from .timeline import Timeline
 from .transport import Attempt
@@ -95,8 +96,7 @@ class LoopState:
             error = ConnectionFailed(
                 "the manager was closed during the call", endpoint=run.endpoint.address, retryable=False
             )
-            run.fail(error)
-            run.finish("error", error)
+            run.end(error)
 
     async def aclose(self) -> None:
         """End what runs, close what is open."""
@@ -238,13 +238,8 @@ class ConnectionManager:
         state = self.state()
         if not state.guarded:
             await state.guard()
-        key = endpoint.api_key
-        attempt = Attempt(
-            endpoint,
-            timeouts=endpoint.timeouts,
-            dialect=prepared.dialect,
-            api_key=key if isinstance(key, str) else None,
-        )
+        key = await resolve_key(endpoint)
+        attempt = Attempt(endpoint, timeouts=endpoint.timeouts, dialect=prepared.dialect, api_key=key)
         await state.pool_for(prepared, endpoint).warm(attempt, n)
 
     async def aclose(self) -> None:
@@ -279,12 +274,14 @@ class ConnectionManager:
 
     def _prepare(self, endpoint: Endpoint) -> Prepared:
         cached: Prepared | None = endpoint.__dict__.get("_prepared")
-        if cached is not None and cached.registry is self.registry:
+        if cached is not None and cached.registry is self.registry and cached.forks == _forks:
             return cached
         spec = self.registry.spec_for(endpoint)
         transport = self.registry.transport(spec)
         dialect = self.registry.dialect_for(endpoint, spec)
-        prepared = Prepared(self.registry, spec, transport, dialect, transport.key(endpoint), slots_for(endpoint))
+        prepared = Prepared(
+            self.registry, _forks, spec, transport, dialect, transport.key(endpoint), slots_for(endpoint)
+        )
         endpoint.__dict__["_prepared"] = prepared
         return prepared
 
@@ -326,6 +323,7 @@ class ConnectionManager:
         _parked.append(self._states)
         self._states = {}
         self._lock = threading.Lock()
+        self.registry.after_fork()
 
 
 class Stream:
@@ -420,10 +418,15 @@ def _endpoint(endpoint: Any) -> Endpoint:
     if isinstance(endpoint, Endpoint):
         return endpoint
     if isinstance(endpoint, str):
-        return Endpoint(endpoint)
+        return _endpoint_of(endpoint)
     raise ConfigurationError(
         f"the endpoint must be spanwire.Endpoint(url, ...) or a URL, not {type(endpoint).__name__}"
     )
+
+
+@lru_cache(maxsize=256)
+def _endpoint_of(url: str) -> Endpoint:
+    return Endpoint(url)
 
 
 def _call(call: Any) -> Call:
@@ -436,6 +439,7 @@ def _call(call: Any) -> Call:
 
 _managers: WeakSet[ConnectionManager] = WeakSet()
 _parked: list[object] = []
+_forks = 0  # how often this process is a child's child: what was prepared before a fork is prepared again
 _default: ConnectionManager | None = None
 _default_lock = threading.Lock()
 
@@ -450,7 +454,8 @@ def default_manager() -> ConnectionManager:
 
 
 def _after_fork() -> None:
-    global _default_lock
+    global _default_lock, _forks
+    _forks += 1
     _default_lock = threading.Lock()
     for manager in list(_managers):
         manager._after_fork()

@@ -8,7 +8,6 @@ entry-point name or distribution.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import threading
@@ -52,6 +51,12 @@ def _dist_name(entry: metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else entry.value
 
 
+def _close_to(name: str, known: Iterable[str]) -> list[str]:
+    import difflib  # only when something is wrong
+
+    return difflib.get_close_matches(name, list(known), n=1)
+
+
 class Registry:
     """Everything that plugins have registered, for one manager.
 
@@ -76,9 +81,9 @@ class Registry:
         self._observers: tuple[tuple[Observer, str], ...] = ()
         self._has_metadata = False
         self._has_attributes = False
-        for plugin in plugins:
+        for number, plugin in enumerate(plugins):
             name = getattr(plugin, "__name__", None) or type(plugin).__name__
-            self._register(plugin, f"plugins=[{name}]")
+            self._register(plugin, f"plugins[{number}] ({name})")
         for entry in _entry_points(_PLUGINS):
             if not _disabled() & {entry.name, _dist_name(entry)}:
                 try:
@@ -110,10 +115,9 @@ class Registry:
 
     def _register(self, plugin: object, name: str, dist: str | None = None) -> None:
         """Register one plugin and take over what its hooks give. All or nothing."""
-        try:
-            self._pm.register(plugin, name=name)
-        except ValueError:  # the same object under another of its entry points
+        if self._pm.is_registered(plugin):  # the same object under another of its entry points
             return
+        self._pm.register(plugin, name=name)
         try:
             self._pm.check_pending()
         except pluggy.PluginValidationError as error:
@@ -215,10 +219,10 @@ class Registry:
     def _unknown(self, wanted: str, endpoint: Endpoint) -> ConfigurationError:
         kind = "transport" if endpoint.transport is not None else "URL scheme"
         names = sorted({entry.name for entry in transport_entry_points()} | set(self._by_name) | set(self._by_scheme))
-        close = difflib.get_close_matches(wanted, names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        close = _close_to(wanted, names)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
         return ConfigurationError(
-            f"no installed transport serves the {kind} {wanted!r}{hint} Installed: {', '.join(names) or 'none'}",
+            f"no installed transport serves the {kind} {wanted!r}{hint}; installed: {', '.join(names) or 'none'}",
             endpoint=endpoint.address,
         )
 
@@ -241,10 +245,10 @@ class Registry:
         if endpoint.dialect is not None:
             found = mine.get(endpoint.dialect)
             if found is None:
-                close = difflib.get_close_matches(endpoint.dialect, mine, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                close = _close_to(endpoint.dialect, mine)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise ConfigurationError(
-                    f"transport {spec.name!r} has no dialect {endpoint.dialect!r}{hint} It has: {', '.join(sorted(mine)) or 'none'}",
+                    f"transport {spec.name!r} has no dialect {endpoint.dialect!r}{hint}; it has: {', '.join(sorted(mine)) or 'none'}",
                     endpoint=endpoint.address,
                 )
         elif mine:
@@ -252,13 +256,17 @@ class Registry:
         understood = spec.options | (found.options if found is not None else frozenset())
         for name in endpoint.options:
             if name not in understood:
-                close = difflib.get_close_matches(name, understood, n=1)
+                close = _close_to(name, understood)
                 hint = f"did you mean {close[0]!r}?" if close else f"it has: {', '.join(sorted(understood)) or 'none'}"
                 raise ConfigurationError(
                     f"Endpoint.options: transport {spec.name!r} has no option {name!r}; {hint}",
                     endpoint=endpoint.address,
                 )
         return found
+
+    def after_fork(self) -> None:
+        """In the child: a lock that another thread of the parent held would never be freed."""
+        self._lock = threading.RLock()
 
     # --- hooks for each call ----------------------------------------------------------------------------------------
 

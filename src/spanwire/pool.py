@@ -11,11 +11,12 @@ is left without a supply: when a waiter is served by another dial than its own, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -80,18 +81,22 @@ class Member:
 
 
 class Dial:
-    """A connection that is being made. ``expect``: exchanges that it will probably carry.
+    """A connection that is being made.
 
-    ``context`` is whatever the pool's owner gave with the call that asked for it, None when warming up.
+    Attributes:
+        expect: exchanges that it will probably carry.
+        counted: the waiters that are counted on it.
+        context: whatever the pool's owner gave with the call that asked for it; None when warming up.
     """
 
-    __slots__ = ("begin_ns", "context", "end_ns", "expect", "marks")
+    __slots__ = ("begin_ns", "context", "counted", "end_ns", "expect", "marks")
 
     def __init__(self, begin_ns: int, expect: int) -> None:
         self.begin_ns = begin_ns
         self.end_ns = 0
         self.expect = expect
         self.marks = Marks()
+        self.counted: set[Waiter] = set()
         self.context: object = None
 
 
@@ -99,55 +104,67 @@ class Waiter:
     """A call that waits for a connection.
 
     Attributes:
-        dial: the dial it is counted on; None while it waits for one that is finishing.
+        limits: of its endpoint.
+        dial: the dial it is counted on; None while it waits for a connection that is finishing.
+        dial_asked_ns: when it was first counted on a dial, after it had waited for one that is finishing; else 0.
         served: how it was served, once it was.
-        by: the dial that served it, if one did.
+        by: the dial that served it, or that failed it.
         member: the connection it got; ``error``: why it gets none.
         wake: called once either is set.
     """
 
-    __slots__ = ("asked_ns", "by", "dial", "error", "member", "served", "wake")
+    __slots__ = ("asked_ns", "by", "dial", "dial_asked_ns", "error", "limits", "member", "served", "wake")
 
-    def __init__(self, asked_ns: int) -> None:
+    def __init__(self, asked_ns: int, limits: Limits) -> None:
         self.asked_ns = asked_ns
+        self.limits = limits
         self.dial: Dial | None = None
+        self.dial_asked_ns = 0
         self.by: Dial | None = None
         self.served: Literal["", "dialled", "rode", "freed"] = ""
         self.member: Member | None = None
         self.error: SpanwireError | None = None
         self.wake: Callable[[], None] | None = None
 
-    def _done(self) -> None:
-        if self.wake is not None:
-            self.wake()
-
 
 class PoolState:
-    """PURE. All times are ns. Connections to close pile up in :attr:`dropped`; the shell empties it."""
+    """PURE. All times are ns. Connections to close pile up in :attr:`dropped`; the shell empties it.
 
-    __slots__ = ("_free", "_in_time", "dials", "dropped", "members", "waiters")
+    Every decision is made without looking at all waiters or connections: a thousand cold calls at once would pay for
+    that a million times.
 
-    def __init__(self) -> None:
+    Args:
+        multiplexed: connections of this kind may carry several exchanges, and the number may grow while they live.
+    """
+
+    __slots__ = ("_finishing", "_free", "_in_time", "_multiplexed", "_roomy", "dials", "dropped", "members", "waiters")
+
+    def __init__(self, *, multiplexed: bool = False) -> None:
         self.members: set[Member] = set()
         self.dials: set[Dial] = set()
-        self.waiters: deque[Waiter] = deque()
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.dropped: list[Member] = []
+        self._multiplexed = multiplexed
         self._free: list[Member] = []  # members with room, the one used last at the end
+        self._roomy: dict[Dial, None] = {}  # dials that have room for another waiter
+        self._finishing = 0  # exchanges whose message is about to end, over all members
         self._in_time: deque[bool] = deque(maxlen=8)  # whether the last messages ended within FINISH_WAIT_NS
 
     def take(self, now_ns: int, limits: Limits) -> Member | None:
         """A connection that is ready: the one used last, so that the others may age away. Drops dead ones."""
         if self.waiters:
             return None
+        if self._multiplexed:
+            for member in self.members:  # few, and their capacity may have grown
+                self._list(member)
         while self._free:
             member = self._free[-1]
+            if member.leases < member.connection.capacity and self._fit(member, now_ns, limits):
+                self._lease(member)
+                return member
+            self._unlist(member)
             if not self._fit(member, now_ns, limits):
-                self._free.pop()
-                member.listed = False
                 self._drop_if_idle(member)
-                continue
-            self._lease(member)
-            return member
         return None
 
     def _fit(self, member: Member, now_ns: int, limits: Limits) -> bool:
@@ -161,114 +178,159 @@ class PoolState:
     def _lease(self, member: Member) -> None:
         member.leases += 1
         member.uses += 1
-        if member.listed and member.leases >= member.connection.capacity:
-            self._free.remove(member) if self._free[-1] is not member else self._free.pop()
-            member.listed = False
+        if member.leases >= member.connection.capacity:
+            self._unlist(member)
 
-    def wait(self, now_ns: int) -> Waiter:
+    def _list(self, member: Member) -> None:
+        if not member.listed and member.leases < member.connection.capacity and member.connection.usable():
+            self._free.append(member)
+            member.listed = True
+
+    def _unlist(self, member: Member) -> None:
+        if member.listed:
+            member.listed = False
+            if self._free[-1] is member:
+                self._free.pop()
+            else:
+                self._free.remove(member)
+
+    def wait(self, now_ns: int, limits: Limits) -> Waiter:
         """A call that found nothing ready. Then ask :meth:`wants_dial`."""
-        waiter = Waiter(now_ns)
-        self.waiters.append(waiter)
+        waiter = Waiter(now_ns, limits)
+        self.waiters[waiter] = None
         return waiter
 
     def wants_dial(self, waiter: Waiter, *, may_wait: bool) -> bool:
-        """Whether to dial for this waiter.
+        """Whether to dial for this waiter, which is counted on no dial yet.
 
         It rides on a dial that has room for it; else, if ``may_wait``, it waits for a connection that is finishing.
         """
-        for dial in self.dials:
-            if self._counted(dial) < dial.expect:
-                waiter.dial = dial
-                return False
+        if self._roomy:
+            self._count(waiter, next(iter(self._roomy)))
+            return False
         if may_wait and self._usually_in_time():
-            finishing = sum(member.finishing for member in self.members if member.connection.usable())
-            if finishing >= sum(1 for other in self.waiters if other.dial is None):
-                return False
+            undialled = len(self.waiters) - sum(len(dial.counted) for dial in self.dials) if self._finishing else 1
+            return self._finishing < undialled
         return True
-
-    def _counted(self, dial: Dial) -> int:
-        return sum(1 for waiter in self.waiters if waiter.dial is dial)
 
     def _usually_in_time(self) -> bool:
         return not self._in_time or sum(self._in_time) * 2 >= len(self._in_time)
+
+    def _count(self, waiter: Waiter, dial: Dial | None) -> None:
+        """Count a waiter on this dial, and on no other one any more."""
+        before = waiter.dial
+        if before is not None:
+            before.counted.discard(waiter)
+            if before in self.dials:
+                self._roomy[before] = None
+        waiter.dial = dial
+        if dial is not None:
+            dial.counted.add(waiter)
+            if len(dial.counted) >= dial.expect:
+                self._roomy.pop(dial, None)
 
     def dial(self, now_ns: int, expect: int, waiter: Waiter | None = None) -> Dial:
         """A dial has been started, for this waiter or to warm up."""
         dial = Dial(now_ns, expect)
         self.dials.add(dial)
+        self._roomy[dial] = None
         if waiter is not None:
-            waiter.dial = dial
+            self._count(waiter, dial)
         return dial
 
     def dialled(self, dial: Dial, connection: Connection, now_ns: int) -> tuple[Member, list[Waiter]]:
-        """A dial has succeeded. Returns the new member, and waiters that it had no room for: dial for them."""
-        self.dials.discard(dial)
-        dial.end_ns = now_ns
+        """A dial has succeeded. Returns the new member, and waiters that it had no room for, counted on nothing now."""
+        self._end_dial(dial, now_ns)
         member = Member(connection, dial.marks, (dial.begin_ns, now_ns))
         self.members.add(member)
-        self._serve(member, dial)
+        if connection.capacity > 1:
+            self._multiplexed = True
+        self._serve(member, dial, now_ns)
         self._list(member)
-        return member, [waiter for waiter in self.waiters if waiter.dial is dial]
+        left_over = list(dial.counted)
+        for waiter in left_over:
+            self._count(waiter, None)
+        return member, left_over
 
     def failed(self, dial: Dial, error: SpanwireError, now_ns: int) -> None:
         """A dial has failed: so do the callers that are counted on it."""
-        self.dials.discard(dial)
-        dial.end_ns = now_ns
-        for waiter in [waiter for waiter in self.waiters if waiter.dial is dial]:
-            self.waiters.remove(waiter)
+        self._end_dial(dial, now_ns)
+        for waiter in list(dial.counted):
             waiter.by = dial
-            waiter.error = error
-            waiter._done()
+            self.refuse(waiter, error)
 
-    def _serve(self, member: Member, dial: Dial | None) -> None:
-        while self.waiters and member.leases < member.connection.capacity and member.connection.usable():
-            waiter = self.waiters.popleft()
+    def _end_dial(self, dial: Dial, now_ns: int) -> None:
+        self.dials.discard(dial)
+        self._roomy.pop(dial, None)
+        dial.end_ns = now_ns
+
+    def refuse(self, waiter: Waiter, error: SpanwireError) -> None:
+        """A waiter gets an error."""
+        self._count(waiter, None)
+        self.waiters.pop(waiter, None)
+        waiter.error = error
+        if waiter.wake is not None:
+            waiter.wake()
+
+    def _serve(self, member: Member, dial: Dial | None, now_ns: int) -> None:
+        while self.waiters and member.leases < member.connection.capacity:
+            waiter = next(iter(self.waiters))
+            if not self._fit(member, now_ns, waiter.limits):
+                return
+            self.waiters.popitem(last=False)
+            own = waiter.dial
             if dial is None:
                 waiter.served = "freed"
             else:
                 waiter.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
                 waiter.by = dial
-                if waiter.dial is not dial:  # swap: somebody counted on this dial takes over the other one
-                    for other in self.waiters:
-                        if other.dial is dial:
-                            other.dial = waiter.dial
-                            break
+            self._count(waiter, None)
+            if dial is not None and own is not dial and dial.counted:
+                # A swap: one that is counted on this dial takes over the other one, so that nobody is without a supply.
+                self._count(next(iter(dial.counted)), own)
             self._lease(member)
             waiter.member = member
-            waiter._done()
-
-    def _list(self, member: Member) -> None:
-        if not member.listed and member.connection.usable() and member.leases < member.connection.capacity:
-            self._free.append(member)
-            member.listed = True
+            if waiter.wake is not None:
+                waiter.wake()
 
     def finishing(self, member: Member) -> None:
         """An exchange has had its terminal event, and its message has not ended."""
         member.finishing += 1
+        self._finishing += 1
 
-    def release(self, member: Member, now_ns: int, *, finishing_since_ns: int = 0) -> None:
+    def late(self, waiter: Waiter) -> bool:
+        """A waiter has waited long enough for a connection that is finishing: whether it still waits, and for that."""
+        if waiter in self.waiters and waiter.dial is None:
+            self._in_time.append(False)
+            return True
+        return False
+
+    def release(self, member: Member, now_ns: int, limits: Limits, *, finishing_since_ns: int = 0) -> None:
         """An exchange has left its connection. Serves the first waiter, or drops what is of no use any more."""
         member.leases -= 1
         if finishing_since_ns:
             member.finishing -= 1
+            self._finishing -= 1
             self._in_time.append(now_ns - finishing_since_ns <= FINISH_WAIT_NS)
         if member not in self.members:
             return
         member.idle_since_ns = now_ns
-        if member.connection.usable():
-            self._serve(member, None)
+        if self._fit(member, now_ns, limits):
+            self._serve(member, None, now_ns)
             self._list(member)
         else:
+            self._unlist(member)
             self._drop_if_idle(member)
 
     def cancel(self, waiter: Waiter, now_ns: int) -> None:
         """A caller gives up waiting. If it has just been served, its connection goes to the next."""
         if waiter.member is not None:
             waiter.member.uses -= 1
-            self.release(waiter.member, now_ns)
+            self.release(waiter.member, now_ns, waiter.limits)
             waiter.member = None
         elif waiter in self.waiters:
-            self.waiters.remove(waiter)
+            del self.waiters[waiter]
+            self._count(waiter, None)
 
     def evict(self, now_ns: int, limits: Limits) -> int | None:
         """Drop idle connections that are dead or too old. Returns ns until the next one may be due, None for never."""
@@ -283,19 +345,24 @@ class PoolState:
                 next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
         return next_ns
 
+    def room(self, now_ns: int, limits: Limits) -> int:
+        """Exchanges that could begin at once, now or when the dials under way are done."""
+        ready = sum(
+            member.connection.capacity - member.leases for member in self.members if self._fit(member, now_ns, limits)
+        )
+        return ready + sum(dial.expect - len(dial.counted) for dial in self.dials)
+
     def _drop_if_idle(self, member: Member) -> None:
         if not member.leases and member in self.members:
             self.members.remove(member)
-            if member.listed:
-                self._free.remove(member)
-                member.listed = False
+            self._unlist(member)
             self.dropped.append(member)
 
 
 class Lease:
     """The right to run one exchange on a connection."""
 
-    __slots__ = ("_finishing_since_ns", "_open", "_overdue", "_pool", "by", "error", "member", "served", "was_idle_ns")
+    __slots__ = ("_finishing_since_ns", "_open", "_overdue", "_pool", "by", "member", "served", "was_idle_ns")
 
     def __init__(
         self, pool: Pool, member: Member, served: Literal["idle", "dialled", "rode", "freed"], by: Dial | None
@@ -338,7 +405,7 @@ class Pool:
     ) -> None:
         self.transport = transport
         self.loop = loop
-        self.state = PoolState()
+        self.state = PoolState(multiplexed=transport.expect > 1)
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
         self._limits = Limits()
@@ -367,9 +434,9 @@ class Pool:
             ConnectionFailed, CallTimeout: the dial that this caller counted on failed.
         """
         if self._closed:
-            raise ConnectionFailed("the manager was closed", endpoint=attempt.endpoint.address, retryable=False)
+            raise _closed(attempt)
         self._limits = attempt.endpoint.limits
-        waiter = self.state.wait(time.perf_counter_ns())
+        waiter = self.state.wait(time.perf_counter_ns(), self._limits)
         on_wait(waiter)
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
@@ -394,7 +461,10 @@ class Pool:
         return Lease(self, waiter.member, waiter.served, waiter.by)
 
     def _finish_wait_expired(self, attempt: Attempt, waiter: Waiter, context: object) -> None:
-        if waiter in self.state.waiters and waiter.dial is None and self.state.wants_dial(waiter, may_wait=False):
+        if self._closed or not self.state.late(waiter):
+            return
+        waiter.dial_asked_ns = time.perf_counter_ns()
+        if self.state.wants_dial(waiter, may_wait=False):
             self._start_dial(attempt, waiter, context)
 
     async def warm(self, attempt: Attempt, count: int) -> None:
@@ -407,8 +477,7 @@ class Pool:
         now_ns = time.perf_counter_ns()
         self.state.evict(now_ns, self._limits)
         self._close_dropped()
-        room = sum(member.connection.capacity for member in self.state.members if member.connection.usable())
-        room += sum(dial.expect for dial in self.state.dials)
+        room = self.state.room(now_ns, self._limits)
         tasks = []
         while room < count:
             tasks.append(self._start_dial(attempt, None))
@@ -426,18 +495,24 @@ class Pool:
     ) -> asyncio.Task[SpanwireError | None]:
         dial = self.state.dial(time.perf_counter_ns(), max(1, self.transport.expect), waiter)
         dial.context = context
+        # Nothing of the call itself (its headers, its trace): others will use the connection too.
         own = Attempt(
             attempt.endpoint,
             timeouts=attempt.timeouts,
             dialect=attempt.dialect,
             api_key=attempt.api_key,
-            headers=attempt.headers,
             marks=dial.marks,
         )
         # An empty context: the connection outlives the call, and must not keep its context alive or run in it.
         task = self.loop.create_task(self._dial(own, dial), context=contextvars.Context(), name="spanwire dial")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def done(task: asyncio.Task[SpanwireError | None]) -> None:
+            self._tasks.discard(task)
+            if dial in self.state.dials:  # cancelled before its first step
+                self.state.failed(dial, _closed(own), time.perf_counter_ns())
+
+        task.add_done_callback(done)
         return task
 
     async def _dial(self, attempt: Attempt, dial: Dial) -> SpanwireError | None:
@@ -460,7 +535,7 @@ class Pool:
         except SpanwireError as cause:
             error = cause
         except asyncio.CancelledError as cause:  # the pool is being closed
-            error = ConnectionFailed("the manager was closed", endpoint=attempt.endpoint.address, retryable=False)
+            error = _closed(attempt)
             error.__cause__ = cause
         except Exception as cause:  # noqa: BLE001 - a transport's bug is the error of the calls that need it
             error = ConnectionFailed(
@@ -472,7 +547,7 @@ class Pool:
         if connection is None or self._closed:
             if connection is not None:
                 connection.abort()
-                error = ConnectionFailed("the manager was closed", endpoint=attempt.endpoint.address, retryable=False)
+                error = _closed(attempt)
             assert error is not None
             dial.end_ns = now_ns
             if self._on_connect is not None:
@@ -483,14 +558,17 @@ class Pool:
         if self._on_connect is not None:
             self._on_connect(attempt, dial, member, None)
         for waiter in left_over:
-            waiter.dial = None
-            if self.state.wants_dial(waiter, may_wait=False):
+            if not member.uses:  # another one would be no better, and the one after that
+                useless = "a connection was made that takes no call"
+                self.state.refuse(waiter, ConnectionFailed(useless, endpoint=attempt.endpoint.address))
+            elif self.state.wants_dial(waiter, may_wait=False):
                 self._start_dial(attempt, waiter, dial.context)
+        self._close_dropped()
         self._arm_evictor()
         return None
 
     def _released(self, member: Member, finishing_since_ns: int) -> None:
-        self.state.release(member, time.perf_counter_ns(), finishing_since_ns=finishing_since_ns)
+        self.state.release(member, time.perf_counter_ns(), self._limits, finishing_since_ns=finishing_since_ns)
         if self.state.dropped:
             self._close_dropped()
         elif self._evictor is None:
@@ -537,9 +615,16 @@ class Pool:
     def abort(self) -> None:
         """Close everything at once, on a loop that may be closed already."""
         self._closed = True
+        for task in list(self._tasks):
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it will never run again
+                task.cancel()
         members, self.state.members = list(self.state.members), set()
         for member in members:
             member.connection.abort()
+
+
+def _closed(attempt: Attempt) -> SpanwireError:
+    return ConnectionFailed("the manager was closed", endpoint=attempt.endpoint.address, retryable=False)
 
 
 def _copy(error: SpanwireError) -> SpanwireError:

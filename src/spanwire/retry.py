@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .endpoint import Retries
-from .errors import ServerError, SpanwireError
+from .errors import NoSlot, ServerError, SpanwireError
 
 __all__ = ["retry_wait_s"]
 
@@ -18,6 +18,8 @@ def retry_wait_s(error: SpanwireError, attempts: int, retries: Retries, dice: fl
             Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
     if not error.retryable or attempts >= retries.max_attempts:
+        return None
+    if isinstance(error, NoSlot):  # waiting again at once would multiply the caller's own limit
         return None
     wait_s = min(retries.max_wait_s, retries.base_s * 2.0 ** min(attempts - 1, 32)) * dice
     asked_s = error.retry_after_s if isinstance(error, ServerError) else None

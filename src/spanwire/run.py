@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .admission import Slots, Ticket
 from .calls import Call, Chunk, Reply, ReplyBuilder
@@ -27,7 +27,7 @@ from .transport import Attempt, Dialect, Exchange, Head, Item, Transport, Transp
 if TYPE_CHECKING:
     from .manager import LoopState
 
-__all__ = ["Prepared", "Run"]
+__all__ = ["Prepared", "Run", "resolve_key"]
 
 _T = TypeVar("_T")
 
@@ -36,6 +36,7 @@ class Prepared(NamedTuple):
     """What is looked up once for an endpoint and a registry."""
 
     registry: object
+    forks: int
     spec: TransportSpec
     transport: Transport
     dialect: Dialect | None
@@ -43,17 +44,45 @@ class Prepared(NamedTuple):
     slots: Slots | None
 
 
+async def resolve_key(endpoint: Endpoint) -> str | None:
+    """The endpoint's key now: asks the function that gives it.
+
+    Raises:
+        ConfigurationError: the function failed, or gave something that is no text.
+    """
+    provider = endpoint.api_key
+    if provider is None or isinstance(provider, str):
+        return provider
+    try:
+        key = provider()
+        if inspect.isawaitable(key):
+            key = await key
+    except Exception as error:
+        raise ConfigurationError(
+            f"Endpoint.api_key() failed with {type(error).__name__}", endpoint=endpoint.address
+        ) from error
+    if not isinstance(key, str):
+        raise ConfigurationError(
+            f"Endpoint.api_key() must give text, not {type(key).__name__}", endpoint=endpoint.address
+        )
+    return key
+
+
 class Run:
     """One call. All methods run on the loop of ``state``."""
 
     __slots__ = (
+        "_api_key",
         "_attempt",
+        "_backoff_until_ns",
         "_builder",
         "_call_span",
         "_error",
         "_failure",
         "_headers",
+        "_interrupted",
         "_lease",
+        "_opener",
         "_pool",
         "_prepared",
         "_reading",
@@ -64,6 +93,7 @@ class Run:
         "_timeline",
         "_timeouts",
         "_timer",
+        "_unsent",
         "batch",
         "call",
         "ended",
@@ -108,7 +138,12 @@ class Run:
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._failure: SpanwireError | None = None  # why we aborted the exchange ourselves
+        self._failure: SpanwireError | None = None  # why the call has to end, before its exchange can say it
+        self._opener: asyncio.Task[Any] | None = None  # the task that waits for a slot, a connection, a back-off
+        self._interrupted = False  # we have cancelled the opener ourselves
+        self._unsent = False  # an attempt failed, and the next one was not sent yet
+        self._backoff_until_ns = 0
+        self._api_key: str | None = None
         self._error: BaseException | None = None
         self._timeline: Timeline | None = None
         self._reading = False
@@ -154,14 +189,13 @@ class Run:
         self.state.runs.add(self)
         if telemetry is not None:
             self._call_span = telemetry.start(self.call, self.endpoint, begin_ns, streamed=self.streamed)
-        headers = dict(self._headers)
-        if telemetry is not None:
-            headers.update(telemetry.headers(self._call_span))
-        if self._retries.max_attempts > 1:  # the same over all attempts: a server may drop the second of two
-            headers.setdefault("idempotency-key", f"spanwire-{os.urandom(16).hex()}")
+        headers = telemetry.headers(self._call_span) if telemetry is not None else {}
+        headers.update(self._headers)  # a caller that traces by itself has set its own
+        # The same over all attempts, so that a server may drop the second of two that it has seen.
+        headers.setdefault("idempotency-key", f"spanwire-{os.urandom(16).hex()}")
         self._headers = headers
         try:
-            await self._try(begin_ns)
+            await self._opening(begin_ns)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -188,26 +222,75 @@ class Run:
         """The caller goes, before the answer has ended."""
         if self.opened and not self.ended:
             self.finish(outcome, None)
+            self._interrupt()
 
     def fail(self, error: SpanwireError) -> None:
-        """End the call from outside with an error, which the pending or next read raises."""
-        if not self.ended:
+        """A limit was hit: the pending or next read delivers what has arrived, and then raises the error."""
+        if self.ended:
+            return
+        if self.exchange is not None and not self._unsent:
+            self.exchange.abort(error)
+        else:
             self._failure = error
-            if self.exchange is not None:
-                self.exchange.abort()
+            self._interrupt()
+
+    def end(self, error: SpanwireError) -> None:
+        """End the call from outside, at once. The pending or next read raises the error."""
+        if not self.ended:
+            self.finish("error", error)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._opener is not None and self._opener is not asyncio.current_task():
+            self._interrupted = True
+            self._opener.cancel()
 
     # --- attempts ---------------------------------------------------------------------------------------------------
 
-    async def _try(self, begin_ns: int) -> None:
-        """Attempts until a request is sent."""
-        while True:
-            attempt = self._attempt = AttemptRecord(begin_ns, streamed=self.streamed)
-            self._record.attempts.append(attempt)
-            try:
-                await self._send(attempt)
-                return
-            except SpanwireError as error:
-                begin_ns = await self._again(error)
+    async def _opening(self, begin_ns: int) -> None:
+        """Attempts until a request is sent. Can be interrupted, and taken up again by the next read if it was cancelled."""
+        self._unsent = True
+        task = self._opener = asyncio.current_task()
+        assert task is not None
+        try:
+            while self._unsent:
+                if self._backoff_until_ns:
+                    await self._back_off()
+                    begin_ns = time.perf_counter_ns()
+                attempt = self._attempt = AttemptRecord(begin_ns, streamed=self.streamed)
+                self._record.attempts.append(attempt)
+                try:
+                    await self._send(attempt)
+                    self._unsent = False
+                except SpanwireError as error:
+                    self._after_failure(error)
+                    begin_ns = time.perf_counter_ns()
+        except asyncio.CancelledError:
+            if self._interrupted:
+                self._interrupted = False
+                if task.uncancel() == 0:
+                    raise self._ended_by() from None
+            if self._record.attempts:
+                self._end_attempt(self._attempt, "cancelled", None)
+            raise
+        finally:
+            self._opener = None
+
+    def _ended_by(self) -> BaseException:
+        """Why the opening was interrupted."""
+        return (
+            self._error
+            or self._failure
+            or ConnectionFailed(
+                "the call was left while it was being opened", endpoint=self.endpoint.address, retryable=False
+            )
+        )
+
+    async def _back_off(self) -> None:
+        left_s = (self._backoff_until_ns - time.perf_counter_ns()) / 1e9
+        if left_s > 0:
+            await self._within_total(asyncio.sleep(left_s), phase="queue")
+        self._backoff_until_ns = 0
 
     async def _send(self, record: AttemptRecord) -> None:
         slots = self._prepared.slots
@@ -217,11 +300,11 @@ class Run:
                 record.queued_ns = time.perf_counter_ns()
                 self._ticket = await self._wait_for_slot(slots)
                 record.slot_ns = time.perf_counter_ns()
-                self._still_wanted()
         api_key = self.endpoint.api_key
         if api_key is not None and not isinstance(api_key, str):
-            api_key = await self._resolve_key()
-            self._still_wanted()
+            api_key = await self._within_total(resolve_key(self.endpoint), phase="configure")
+        self._api_key = api_key
+        total_s = self._timeouts.total_s
         attempt = Attempt(
             self.endpoint,
             timeouts=self._timeouts,
@@ -230,6 +313,7 @@ class Run:
             api_key=api_key,
             headers=self._headers,
             marks=record.marks,
+            deadline_ns=self._record.begin_ns + int(total_s * 1e9) if total_s is not None else None,
         )
         record.asked_ns = time.perf_counter_ns()
         lease = None if self._stale_retry else self._pool.try_lease(self.endpoint.limits, record.asked_ns)
@@ -240,23 +324,16 @@ class Run:
             record.leased_ns = record.asked_ns
         attempt._on_released = lease.release
         try:
-            self._still_wanted()
             self._leased(lease, record)
-            self.exchange = await lease.member.connection.start(self.call, attempt)
+            self._arm(record)
+            exchange = await lease.member.connection.start(self.call, attempt)
         except BaseException:
             lease.release()
             raise
-        if self._timer is None:
-            self._arm(record)
-
-    def _still_wanted(self) -> None:
-        """After a wait: somebody may have left or ended the call meanwhile."""
-        if self.ended:
-            if self._error is not None:
-                raise self._error
-            raise ConnectionFailed(
-                "the call was left while it was being opened", endpoint=self.endpoint.address, retryable=False
-            )
+        self.exchange = exchange
+        if self.ended:  # left by somebody else meanwhile
+            exchange.abort()
+            raise self._ended_by()
 
     async def _wait_for_slot(self, slots: Slots) -> Ticket:
         telemetry = self.state.manager.telemetry
@@ -277,6 +354,7 @@ class Run:
         finally:
             if waited:
                 dial = waited[0].by or waited[0].dial
+                record.dial_asked_ns = waited[0].dial_asked_ns
                 record.served = waited[0].served or ("dialled" if dial is not None else "freed")
                 if dial is not None and record.served != "freed":
                     record.connect = dial.marks
@@ -296,24 +374,7 @@ class Run:
             member.connection.protocol,
         )
         if self._call_span is not None and member.context is not None:
-            self._call_span.links.append(member.context)  # type: ignore[arg-type]
-
-    async def _resolve_key(self) -> str:
-        provider = self.endpoint.api_key
-        assert callable(provider)
-        try:
-            key = provider()
-            if inspect.isawaitable(key):
-                key = await self._within_total(key, phase="configure")
-        except Exception as error:
-            raise ConfigurationError(
-                f"Endpoint.api_key() failed with {type(error).__name__}", endpoint=self.endpoint.address
-            ) from error
-        if not isinstance(key, str):
-            raise ConfigurationError(
-                f"Endpoint.api_key() must give text, not {type(key).__name__}", endpoint=self.endpoint.address
-            )
-        return key
+            self._call_span.link(member.context)  # type: ignore[arg-type]
 
     async def _within_total(self, wait: Awaitable[_T], *, phase: str) -> _T:
         total_s = self._timeouts.total_s
@@ -328,82 +389,90 @@ class Run:
                 raise
             raise self._timeout_error("total_s", total_s, phase) from None
 
-    async def _again(self, error: SpanwireError) -> int:
-        """After a failed attempt: wait for the next one and return its begin, or raise the error."""
+    def _after_failure(self, error: SpanwireError) -> None:
+        """After a failed attempt: plan the next one, or raise the error."""
         record = self._attempt
         self._end_attempt(record, "timeout" if isinstance(error, CallTimeout) else "error", error)
-        if self._failure is not None or self._builder.content_chunks:
+        if self.ended or self._failure is not None or self._builder.content_chunks:
             raise error
         stale = (
-            isinstance(error, ConnectionFailed)
-            and record.served == "idle"
+            self._retries.stale
+            and isinstance(error, ConnectionFailed)
+            and record.connection is not None
+            and record.connection.reused
             and not record.marks.first_byte_ns
             and not self._stale_retry
-            and len(self._record.attempts) < self._retries.max_attempts
         )
-        wait_s = 0.0 if stale else retry_wait_s(error, len(self._record.attempts), self._retries, random.random())  # noqa: S311
+        if stale:
+            wait_s: float | None = 0.0
+        else:
+            wait_s = retry_wait_s(error, len(self._record.attempts), self._retries, random.random())  # noqa: S311
         if wait_s is None:
             raise error
         self._stale_retry = stale
         self._builder = ReplyBuilder()
-        if wait_s:
-            await self._within_total(asyncio.sleep(wait_s), phase="queue")
-        if self._failure is not None:
-            raise self._failure
-        return time.perf_counter_ns()
+        self.exchange = None
+        self._backoff_until_ns = time.perf_counter_ns() + int(wait_s * 1e9) if wait_s else 0
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def read(self) -> list[Item]:
         """The next batch, [] at the end of the answer. An attempt that fails before any content is made again."""
+        if self._reading or self._opener is not None:
+            raise RuntimeError("two tasks read one stream at the same time; give each call a stream of its own")
         while not self._is_over():
-            exchange = self.exchange
-            assert exchange is not None
-            error: SpanwireError | None = None
-            items: Sequence[Item] = ()
-            self._reading = True
-            try:
-                items = await exchange.read()
-            except SpanwireError as ended_early:
-                error = ended_early
-            finally:
-                self._reading = False
+            if self._unsent:
+                await self._open_again()
+            items = await self._read_once()
             if items:
                 if isinstance(items[0], Chunk):
                     self._builder.add(items)  # type: ignore[arg-type]
                 else:
                     self.items.extend(items)
                 return items  # type: ignore[return-value]
-            if error is None and self._failure is not None:
-                error = self._take_failure()
-            if error is not None:
-                await self._recover(error)
-            elif not self._is_over():  # else left by somebody else while we were reading
+            if not self._unsent and not self._is_over():
                 self.finish("completed", None)
         if self._error is not None:
             raise self._error
         return []
 
+    async def _read_once(self) -> Sequence[Item]:
+        """One read. () at the end, or if another attempt is to be made."""
+        exchange = self.exchange
+        assert exchange is not None
+        self._reading = True
+        try:
+            return await exchange.read()
+        except SpanwireError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - a transport's bug is the error of its call
+            failure = ConnectionFailed(
+                f"the transport failed with {type(error).__name__}", endpoint=self.endpoint.address, retryable=False
+            )
+            failure.__cause__ = error
+        finally:
+            self._reading = False
+        if self.ended:  # by somebody else, who has said why
+            return ()
+        try:
+            self._after_failure(failure)
+        except SpanwireError as final:
+            self._give_up(final)
+            raise
+        self._unsent = True
+        return ()
+
     def _is_over(self) -> bool:
         return self.ended
 
-    async def _recover(self, error: SpanwireError) -> None:
-        """Another attempt, up to its request being sent; or the end of the call, with the error."""
-        if self.ended:
-            return
+    async def _open_again(self) -> None:
         try:
-            begin_ns = await self._again(error)
-            await self._try(begin_ns)
+            await self._opening(time.perf_counter_ns())
+        except asyncio.CancelledError:
+            raise  # of this read only: the next one goes on, unless its owner leaves
         except BaseException as final:
             self._give_up(final)
             raise
-
-    def _take_failure(self) -> SpanwireError:
-        failure = self._failure
-        assert failure is not None
-        if isinstance(failure, CallTimeout) and failure.limit != "total_s":
-            self._failure = None  # another attempt may help; it has limits of its own
-        return failure
 
     # --- time limits: one timer, armed for the nearest limit, looked at again when it fires ----------------------------
 
@@ -436,7 +505,7 @@ class Run:
 
     def _tick(self) -> None:
         self._timer = None
-        if self.ended or self.exchange is None:
+        if self.ended:
             return
         deadline = self._deadline(self._attempt)
         if deadline is None:
@@ -445,7 +514,8 @@ class Run:
         if not limit or due_ns > time.perf_counter_ns():
             self._arm(self._attempt)
             return
-        phase = "read" if self._attempt.marks.first_byte_ns else "wait"
+        marks = self._attempt.marks
+        phase = "read" if marks.first_byte_ns else "wait" if marks.sent_ns else "send"
         self.fail(self._timeout_error(limit, getattr(self._timeouts, limit), phase))
 
     def _timeout_error(self, limit: str, seconds: float, phase: str) -> CallTimeout:
@@ -485,7 +555,7 @@ class Run:
             self._timer = None
         lease, self._lease = self._lease, None
         if self.exchange is not None and lease is not None:
-            if outcome == "completed":
+            if outcome == "completed" or self.exchange.complete:
                 lease.finish(self.exchange.abort)
             else:
                 self.exchange.abort()
@@ -508,10 +578,16 @@ class Run:
             self._end_attempt(attempt, outcome, error)
         record = self._record
         record.outcome = outcome
-        record.end_ns = attempt.end_ns if attempt is not None else time.perf_counter_ns()
+        record.error_type = type(error).__name__ if error is not None else None
+        if attempt is None or self._backoff_until_ns:
+            record.end_ns = time.perf_counter_ns()
+        else:
+            record.end_ns = attempt.end_ns
         if outcome == "abandoned" and attempt is not None:
             self._end_at_last_activity(record, attempt)
         self._error = error
+        if isinstance(error, SpanwireError) and self._api_key and self._api_key in error.message:
+            error.message = error.message.replace(self._api_key, "***")  # servers repeat the key that they refuse
         timeline = self._timeline = Timeline(record)
         self.state.runs.discard(self)
         manager = self.state.manager

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,7 +22,7 @@ import msgspec
 
 from .calls import Call, Chunk, Embeddings, Reply
 from .endpoint import Endpoint, Retries, Timeouts
-from .errors import ConfigurationError
+from .errors import ConfigurationError, ConnectionFailed, SpanwireError
 from .manager import ConnectionManager, Stream, default_manager
 from .telemetry import Telemetry
 from .timeline import Timeline
@@ -66,17 +67,37 @@ class _LoopThread:
                 "SyncConnectionManager was called on its own loop thread (from an observer or a hook?), where it could "
                 "only wait for itself; use the async ConnectionManager there"
             )
-        # The coroutine's frame holds what it runs on; made by the callback, it cannot be left un-awaited.
-        future = asyncio.run_coroutine_threadsafe(_call(function, arguments), self.loop)
+        future: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            task = self.loop.create_task(function(*arguments))
+            tasks.append(task)
+            task.add_done_callback(done)
+
+        def done(task: asyncio.Task[_T]) -> None:
+            if task.cancelled():
+                future.set_exception(_closing())
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+
+        try:
+            self.loop.call_soon_threadsafe(start)
+        except RuntimeError as error:
+            raise _closing() from error
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C while waiting: the call ends on the loop too
+            if not future.done():  # Ctrl-C while waiting: the call ends on the loop too
+                with contextlib.suppress(RuntimeError):
+                    self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
             raise
 
 
-async def _call(function: Callable[..., Coroutine[Any, Any, _T]], arguments: tuple[Any, ...]) -> _T:
-    return await function(*arguments)
+def _closing() -> SpanwireError:
+    return ConnectionFailed("the interpreter is exiting, and the connections are closed", retryable=False)
 
 
 _thread: _LoopThread | None = None

@@ -18,19 +18,22 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
 from .calls import Call, Usage
 from .endpoint import Endpoint
-from .errors import ConfigurationError, SpanwireError
+from .errors import CallTimeout, ConfigurationError, ServerError, SpanwireError
 from .pool import Dial
-from .timeline import CallRecord, Timeline
+from .timeline import CallRecord, Source, Timeline, weakest_source
 from .transport import Head
+
+if TYPE_CHECKING:
+    from opentelemetry import metrics
 
 __all__ = ["CallSpan", "Telemetry"]
 
@@ -103,6 +106,11 @@ class CallSpan:
         self.nested = outer is not None
         self.links: list[SpanContext] = []
 
+    def link(self, context: SpanContext) -> None:
+        """Link the span to a connection's, once."""
+        if context not in self.links:
+            self.links.append(context)
+
 
 class Telemetry:
     """Settings of spans and metrics for one manager.
@@ -130,6 +138,12 @@ class Telemetry:
                 f"Telemetry(metrics=...) does not know {', '.join(sorted(unknown))}; it knows {', '.join(sorted(_METRICS))}"
             )
         self._wanted = wanted
+        # Not needed by who only imports spanwire, and a dozen modules.
+        from opentelemetry import metrics as metrics_api
+        from opentelemetry import propagate
+
+        self._inject = propagate.inject
+        self._get_meter = metrics_api.get_meter
         self._tracer = trace.get_tracer("spanwire", _version(), tracer_provider)
         self._meter_provider = meter_provider
         self._made: _Instruments | None = None
@@ -152,7 +166,7 @@ class Telemetry:
                 attributes["gen_ai.request.stream"] = streamed
                 for parameter, attribute in _PARAMETERS:
                     value = call.body.get(parameter)
-                    if type(value) is int or (type(value) is float and math.isfinite(value)):
+                    if (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value)):
                         attributes[attribute] = value
             else:
                 name = "spanwire.attempt"
@@ -169,7 +183,7 @@ class Telemetry:
         carrier: dict[str, str] = {}
         if call_span is not None:
             try:
-                propagate.inject(carrier, call_span.context)
+                self._inject(carrier, call_span.context)
             except Exception:  # noqa: BLE001 - telemetry never raises into the caller
                 _log.warning("the trace context could not be injected", exc_info=True)
         return carrier
@@ -213,7 +227,7 @@ class Telemetry:
                 child = self._tracer.start_span(open_part, context, start_time=anchor_ns + begin_ns)
                 child.set_status(Status(StatusCode.ERROR))
                 child.end(anchor_ns + dial.end_ns)
-            span.set_status(Status(StatusCode.ERROR, error.message))
+            span.set_status(Status(StatusCode.ERROR, _description(type(error).__name__, error)))
         span.end(anchor_ns + dial.end_ns)
         return span.get_span_context()
 
@@ -283,7 +297,7 @@ class Telemetry:
             self._attempts(call_span, record)
         if error_type is not None:
             attributes["error.type"] = error_type
-            span.set_status(Status(StatusCode.ERROR, error.message if isinstance(error, SpanwireError) else error_type))
+            span.set_status(Status(StatusCode.ERROR, _description(error_type, error)))
         span.set_attributes(attributes)
         for link in call_span.links:
             span.add_link(link)
@@ -348,7 +362,7 @@ class Telemetry:
     @property
     def _instruments(self) -> _Instruments:
         if self._made is None:
-            self._made = _Instruments(metrics.get_meter("spanwire", _version(), self._meter_provider))
+            self._made = _Instruments(self._get_meter("spanwire", _version(), self._meter_provider))
         return self._made
 
     def _provider(self, endpoint: Endpoint) -> str:
@@ -409,11 +423,19 @@ def _own_attributes(timeline: Timeline) -> dict[str, _Value]:
             attributes["spanwire.connection.idle_time"] = connection.idle_s
         if connection.protocol is not None:
             attributes["network.protocol.name"], attributes["network.protocol.version"] = _protocol(connection.protocol)
-    for name, segment in timeline.segments.items():
-        attributes[f"spanwire.segment.{name}.duration"] = segment.duration_s
-        attributes[f"spanwire.segment.{name}.source"] = segment.source
-        for part_name, part in segment.parts.items():
-            attributes[f"spanwire.segment.{name}.{part_name}.duration"] = part.duration_s
+    # From the pieces, not from timeline.segments: this runs for every call, and needs none of their objects.
+    sums: dict[str, tuple[int, Source]] = {}
+    for (segment, part), (duration_ns, source) in timeline.pieces.items():
+        before = sums.get(segment)
+        if before is None:
+            sums[segment] = (duration_ns, source)
+        else:
+            sums[segment] = (before[0] + duration_ns, weakest_source(before[1], source))
+        if part:
+            attributes[f"spanwire.segment.{segment}.{part}.duration"] = duration_ns / 1e9
+    for segment, (duration_ns, source) in sums.items():
+        attributes[f"spanwire.segment.{segment}.duration"] = duration_ns / 1e9
+        attributes[f"spanwire.segment.{segment}.source"] = source
     return attributes
 
 
@@ -428,6 +450,15 @@ def _usage_attributes(usage: Usage) -> dict[str, int]:
         )
         if count is not None
     }
+
+
+def _description(error_type: str, error: BaseException | None) -> str:
+    """Not the message: a server's words may repeat what it was asked."""
+    if isinstance(error, ServerError) and error.status is not None:
+        return f"{error_type} {error.status}"
+    if isinstance(error, CallTimeout):
+        return f"{error_type} {error.limit}"
+    return f"{error_type} in phase {error.phase}" if isinstance(error, SpanwireError) else error_type
 
 
 def _protocol(protocol: str) -> tuple[str, str]:

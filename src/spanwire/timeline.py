@@ -10,22 +10,23 @@ The rules, each of which has its own function or branch below:
 * **queue**: ``local`` = waiting for a slot or for a connection that somebody else held (measured); ``backoff`` = waiting
   between two attempts (measured).
 * **handshake**: ``dns``, ``tcp``, ``tls``, ... as the connection was made, clipped to the time this call waited for it
-  (measured); ``shared`` = waiting for a connection that was being made before this call came. Absent on a re-used one.
+  (measured), up to the failure where it failed; ``shared`` = waiting for a connection that was being made before this
+  call came. Absent on a re-used one.
 * **client**: ``encode`` = making the request's bytes; ``decode`` = from the arrival of the last bytes to the parsed end;
   ``waiting`` = data that was there and waited for the consumer (all measured).
 * **network**: ``send`` = handing the request to the kernel (measured); ``to_and_back`` = one minimum round trip
-  (estimated: the kernel's ``tcpi_min_rtt``, else the TCP connect); ``receive`` = first to last byte of an answer that is
-  not streamed (estimated).
+  (estimated: the kernel's ``tcpi_min_rtt``, else the TCP connect); ``receive`` = first to last byte of the body of an
+  answer that is not streamed (estimated).
 * **model**: ``prefill`` = request sent to first content, less one round trip; ``decode`` = first content to last chunk,
   less the time in which the consumer had stopped the stream (both estimated). Of an answer that is not streamed only
-  the undivided wait is known.
+  the undivided wait for its body is known.
 * An estimate that comes out negative is dropped and its window stays ``unattributed``; so does every window in which
   nothing is known, and the tail of a call that did not complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ __all__ = [
     "Part",
     "Segment",
     "Timeline",
+    "weakest_source",
 ]
 
 Source = Literal["measured", "reported", "estimated"]
@@ -64,7 +66,7 @@ class Marks:
             ``connect`` on a connect; ``encode`` and ``send`` on an exchange.
         sent_ns: the request is in the kernel's buffer.
         first_byte_ns: arrival of the answer's first byte.
-        first_chunk_ns: arrival of the first data event.
+        first_chunk_ns: arrival of the first data event; of an answer that is not streamed, of its body's first byte.
         first_content_ns: arrival of the first text, reasoning or tool call.
         last_chunk_ns: arrival of the last data event.
         last_byte_ns: arrival of the last bytes of the answer up to its terminal event.
@@ -157,6 +159,7 @@ class AttemptRecord:
         begin_ns, end_ns: the attempt's own window.
         queued_ns, slot_ns: it began to wait for a slot of the local limits, and was granted one; 0 if it never waited.
         asked_ns, leased_ns: a connection was asked for, and was there.
+        dial_asked_ns: it had waited for one that was finishing, until then; 0 if it had not.
         served: how: ``idle`` (was ready), ``dialled`` (made for this call), ``rode`` (was being made already),
             ``freed`` (somebody else gave it back).
         connect: marks of the connect that this attempt waited for, else None.
@@ -174,6 +177,7 @@ class AttemptRecord:
         "connect_begin_ns",
         "connect_end_ns",
         "connection",
+        "dial_asked_ns",
         "end_ns",
         "error_type",
         "leased_ns",
@@ -190,6 +194,7 @@ class AttemptRecord:
         self.queued_ns = 0
         self.slot_ns = 0
         self.asked_ns = 0
+        self.dial_asked_ns = 0
         self.leased_ns = 0
         self.served: Served = ""
         self.connect: Marks | None = None
@@ -206,13 +211,24 @@ class AttemptRecord:
 class CallRecord:
     """All attempts of one call, and what it was about."""
 
-    __slots__ = ("attempts", "begin_ns", "end_ns", "endpoint", "model", "operation", "outcome", "transport")
+    __slots__ = (
+        "attempts",
+        "begin_ns",
+        "end_ns",
+        "endpoint",
+        "error_type",
+        "model",
+        "operation",
+        "outcome",
+        "transport",
+    )
 
     def __init__(self, begin_ns: int, *, operation: str, model: str, endpoint: str, transport: str) -> None:
         self.begin_ns = begin_ns
         self.end_ns = 0
         self.attempts: list[AttemptRecord] = []
         self.outcome: Outcome = "completed"
+        self.error_type: str | None = None
         self.operation = operation
         self.model = model
         self.endpoint = endpoint
@@ -243,61 +259,89 @@ class Segment(msgspec.Struct, frozen=True):
         return data
 
 
+#: Which segment the parts belong to that transports mark; what is not here was found by the network.
+_SEGMENT_OF = {
+    "encode": "client",
+    "dns": "handshake",
+    "tcp": "handshake",
+    "tls": "handshake",
+    "proxy": "handshake",
+    "upgrade": "handshake",
+    "connect": "handshake",
+    "shared": "handshake",
+}
+
+
 def _clip(begin: int, end: int, low: int, high: int) -> int:
     return max(0, min(end, high) - max(begin, low))
 
 
-def _connection_pieces(attempt: AttemptRecord) -> Iterator[_Piece]:
+def _add_connection(pieces: list[_Piece], attempt: AttemptRecord) -> None:
     """The wait for a slot and for a connection."""
     end_ns = attempt.end_ns
     if attempt.queued_ns:
-        yield "queue", "local", (attempt.slot_ns or end_ns) - attempt.queued_ns, "measured"
-    if attempt.asked_ns:
-        low, high = attempt.asked_ns, attempt.leased_ns or end_ns
-        if attempt.served == "freed":
-            yield "queue", "local", high - low, "measured"
-        elif attempt.served == "rode":
-            shared = _clip(attempt.connect_begin_ns, attempt.connect_end_ns or end_ns, low, high)
-            yield "handshake", "shared", shared, "measured"
-        elif attempt.connect is not None:
-            for part, begin, end in attempt.connect.parts:
-                yield "handshake", part, _clip(begin, end, low, high), "measured"
+        pieces.append(("queue", "local", (attempt.slot_ns or end_ns) - attempt.queued_ns, "measured"))
+    if not attempt.asked_ns or attempt.served == "idle":
+        return
+    low, high = attempt.asked_ns, attempt.leased_ns or end_ns
+    if attempt.served == "freed":
+        pieces.append(("queue", "local", high - low, "measured"))
+        return
+    if attempt.dial_asked_ns:
+        pieces.append(("queue", "local", attempt.dial_asked_ns - low, "measured"))
+        low = attempt.dial_asked_ns
+    if attempt.served == "rode":
+        shared = _clip(attempt.connect_begin_ns, attempt.connect_end_ns or end_ns, low, high)
+        pieces.append(("handshake", "shared", shared, "measured"))
+    elif attempt.connect is not None:
+        for part, begin, end in attempt.connect.parts:
+            pieces.append(("handshake", part, _clip(begin, end, low, high), "measured"))
+        open_part = attempt.connect.open_part
+        if open_part is not None:  # where it failed, or was given up
+            begin = attempt.connect.begun_ns(open_part)
+            pieces.append(("handshake", open_part, _clip(begin, attempt.connect_end_ns or high, low, high), "measured"))
 
 
-def _answer_pieces(marks: Marks, end_ns: int, *, streamed: bool, answered: bool) -> Iterator[_Piece]:
+def _add_answer(pieces: list[_Piece], marks: Marks, end_ns: int, *, streamed: bool, answered: bool) -> None:
     """From the request's bytes to the end of the answer. ``answered``: it was an answer, not an error status."""
     for part, begin, end in marks.parts:
-        yield "client" if part == "encode" else "network", part, end - begin, "measured"
+        pieces.append((_SEGMENT_OF.get(part, "network"), part, end - begin, "measured"))
+    open_part = marks.open_part
+    if open_part is not None:  # such as an upload that was given up
+        pieces.append(
+            (_SEGMENT_OF.get(open_part, "network"), open_part, end_ns - marks.begun_ns(open_part), "measured")
+        )
     if not marks.sent_ns or not marks.first_byte_ns:
         return
     rtt_ns = marks.rtt_ns
     wait_ns = marks.first_byte_ns - marks.sent_ns
-    if rtt_ns is not None and 0 < rtt_ns <= wait_ns:
-        yield "network", "to_and_back", rtt_ns, "estimated"
+    rtt_fits = rtt_ns is not None and rtt_ns <= wait_ns
+    if rtt_fits:
+        pieces.append(("network", "to_and_back", rtt_ns or 0, "estimated"))
     if not answered:
         return
     if not streamed:
-        if rtt_ns is not None and wait_ns - rtt_ns > 0:
-            yield "model", "", wait_ns - rtt_ns, "estimated"
-        if marks.last_byte_ns > marks.first_byte_ns:
-            yield "network", "receive", marks.last_byte_ns - marks.first_byte_ns, "estimated"
+        body_ns = marks.first_chunk_ns or marks.first_byte_ns
+        if rtt_fits:
+            pieces.append(("model", "", body_ns - marks.sent_ns - (rtt_ns or 0), "estimated"))
+        pieces.append(("network", "receive", marks.last_byte_ns - body_ns, "estimated"))
     else:
-        first_ns = marks.first_content_ns or marks.last_chunk_ns
-        if rtt_ns is not None and rtt_ns <= wait_ns and first_ns - marks.sent_ns - rtt_ns > 0:
-            yield "model", "prefill", first_ns - marks.sent_ns - rtt_ns, "estimated"
+        if rtt_fits:
+            first_ns = marks.first_content_ns or marks.last_chunk_ns
+            pieces.append(("model", "prefill", first_ns - marks.sent_ns - (rtt_ns or 0), "estimated"))
         if marks.first_content_ns:
             decode_ns = marks.last_chunk_ns - marks.first_content_ns - marks.paused_ns
-            if decode_ns > 0:
-                yield "model", "decode", decode_ns, "estimated"
+            pieces.append(("model", "decode", decode_ns, "estimated"))
+    pieces.append(("client", "waiting", marks.paused_ns, "measured"))
     if marks.ended_ns:
-        yield "client", "decode", marks.ended_ns - marks.last_byte_ns, "measured"
-        yield "client", "waiting", end_ns - marks.ended_ns + marks.paused_ns, "measured"
+        pieces.append(("client", "decode", marks.ended_ns - marks.last_byte_ns, "measured"))
+        pieces.append(("client", "waiting", end_ns - marks.ended_ns, "measured"))
 
 
-def _attempt_pieces(attempt: AttemptRecord) -> Iterator[_Piece]:
-    yield from _connection_pieces(attempt)
+def _add_attempt(pieces: list[_Piece], attempt: AttemptRecord) -> None:
+    _add_connection(pieces, attempt)
     answered = attempt.outcome != "error" or bool(attempt.marks.first_chunk_ns)
-    yield from _answer_pieces(attempt.marks, attempt.end_ns, streamed=attempt.streamed, answered=answered)
+    _add_answer(pieces, attempt.marks, attempt.end_ns, streamed=attempt.streamed, answered=answered)
 
 
 def _add_up(pieces: Iterable[_Piece], total_ns: int) -> dict[tuple[str, str], tuple[int, Source]]:
@@ -316,8 +360,7 @@ def _add_up(pieces: Iterable[_Piece], total_ns: int) -> dict[tuple[str, str], tu
         if before is None:
             merged[key] = (duration_ns, source)
         else:
-            weakest = source if _WEAKNESS[source] > _WEAKNESS[before[1]] else before[1]
-            merged[key] = (before[0] + duration_ns, weakest)
+            merged[key] = (before[0] + duration_ns, weakest_source(source, before[1]))
         known += duration_ns
     while known > total_ns and merged:
         worst = max(merged, key=lambda key: (_WEAKNESS[merged[key][1]], merged[key][0]))
@@ -325,6 +368,11 @@ def _add_up(pieces: Iterable[_Piece], total_ns: int) -> dict[tuple[str, str], tu
     if total_ns > known:
         merged["unattributed", ""] = (total_ns - known, "measured")
     return merged
+
+
+def weakest_source(first: Source, second: Source) -> Source:
+    """The source of a sum: estimated is weaker than reported, reported than measured."""
+    return first if _WEAKNESS[first] >= _WEAKNESS[second] else second
 
 
 def _segments(merged: Mapping[tuple[str, str], tuple[int, Source]]) -> dict[str, Segment]:
@@ -390,21 +438,22 @@ class Timeline:
     @property
     def error_type(self) -> str | None:
         """Class of the error that ended the call."""
-        return self._record.attempts[-1].error_type if self._record.attempts else None
+        return self._record.error_type
 
     @cached_property
     def pieces(self) -> Mapping[tuple[str, str], tuple[int, Source]]:
         """``(segment, part)`` to ``(ns, source)`` over all attempts; the part is ``""`` where it is undivided."""
 
-        def collect() -> Iterator[_Piece]:
-            before_ns = 0
-            for attempt in self._record.attempts:
-                if before_ns:
-                    yield "queue", "backoff", attempt.begin_ns - before_ns, "measured"
-                yield from _attempt_pieces(attempt)
-                before_ns = attempt.end_ns
-
-        return _add_up(collect(), self._record.end_ns - self._record.begin_ns)
+        pieces: list[_Piece] = []
+        before_ns = 0
+        for attempt in self._record.attempts:
+            if before_ns:
+                pieces.append(("queue", "backoff", attempt.begin_ns - before_ns, "measured"))
+            _add_attempt(pieces, attempt)
+            before_ns = attempt.end_ns
+        if before_ns:  # it ended while it waited for another attempt
+            pieces.append(("queue", "backoff", self._record.end_ns - before_ns, "measured"))
+        return _add_up(pieces, self._record.end_ns - self._record.begin_ns)
 
     @cached_property
     def segments(self) -> Mapping[str, Segment]:
@@ -436,7 +485,9 @@ class Timeline:
             total_ns = attempt.end_ns - attempt.begin_ns
             data["begin_s"] = (attempt.begin_ns - self._record.begin_ns) / 1e9
             data["total_s"] = total_ns / 1e9
-            merged = _add_up(_attempt_pieces(attempt), total_ns)
+            pieces: list[_Piece] = []
+            _add_attempt(pieces, attempt)
+            merged = _add_up(pieces, total_ns)
             data["segments"] = {name: segment.to_dict() for name, segment in _segments(merged).items()}
             if attempt.connection is not None:
                 data["connection"] = attempt.connection.to_dict()

@@ -24,7 +24,8 @@ Rules:
   message, abort, break), and for a multiplexed one at its terminal event.
 * What arrived before a failure is delivered before the error. Arrival is marked when bytes arrive, not when they are
   asked for.
-* ``abort()`` is idempotent, never raises, and tells the server to stop. A pending ``read`` then returns empty.
+* ``abort()`` is idempotent, never raises, and tells the server to stop. A pending ``read`` then returns empty; with an
+  error, what has arrived is delivered first, and then the error is raised.
 * Where the library cannot reset one exchange, aborting makes the connection unusable (``usable()`` is False) and the
   pool closes it after its last exchange.
 * Tasks that a connection owns are started in an empty ``contextvars.Context``: they outlive the call.
@@ -113,10 +114,21 @@ class Attempt:
         headers: further headers of this call: from the call, the hooks, and ``traceparent`` and the like. They win
             over ``endpoint.headers``.
         timeouts: limits of the call. The manager watches them; a transport may pass them on to its server.
+        deadline_ns: when the call has to end by ``Timeouts.total_s``, in ns of ``perf_counter_ns``; None for never.
         marks: fill in what happens, when it happens.
     """
 
-    __slots__ = ("_on_released", "api_key", "dialect", "endpoint", "headers", "marks", "streamed", "timeouts")
+    __slots__ = (
+        "_on_released",
+        "api_key",
+        "deadline_ns",
+        "dialect",
+        "endpoint",
+        "headers",
+        "marks",
+        "streamed",
+        "timeouts",
+    )
 
     def __init__(
         self,
@@ -128,6 +140,7 @@ class Attempt:
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         marks: Marks | None = None,
+        deadline_ns: int | None = None,
         on_released: Callable[[], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -136,6 +149,7 @@ class Attempt:
         self.api_key = api_key
         self.headers: Mapping[str, str] = headers or {}
         self.timeouts = timeouts
+        self.deadline_ns = deadline_ns
         self.marks = marks or Marks()
         self._on_released = on_released
 
@@ -162,8 +176,16 @@ class Exchange(Protocol):
         """
         ...
 
-    def abort(self) -> None:
-        """Leave now and tell the server. Idempotent; a pending :meth:`read` returns empty."""
+    @property
+    def complete(self) -> bool:
+        """Everything of the answer but its end has arrived: a caller that goes now need not stop the server."""
+        ...
+
+    def abort(self, error: SpanwireError | None = None) -> None:
+        """Leave now and tell the server. Idempotent.
+
+        A pending :meth:`read` returns empty. With an error, reads first give what has arrived, and then raise it.
+        """
         ...
 
 
@@ -186,7 +208,7 @@ class Connection(Protocol):
         ...
 
     def usable(self) -> bool:
-        """Whether it may take a NEW exchange."""
+        """Whether it may take a NEW exchange, now or once one of those on it has left. Load is not its business."""
         ...
 
     async def aclose(self) -> None:
@@ -208,7 +230,11 @@ class Transport(Protocol):
         ...
 
     def key(self, endpoint: Endpoint) -> Hashable:
-        """Endpoints with equal keys share connections. ``endpoint.connection_key()``, plus what the handshake sends."""
+        """Endpoints with equal keys share connections. ``endpoint.connection_key()``, plus what the handshake sends.
+
+        Asked once for each endpoint object, before its first call: the place to refuse settings that cannot work
+        (ConfigurationError), and to build what its connections will share.
+        """
         ...
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> Connection:
@@ -240,29 +266,35 @@ class Inbox:
     """Implements :meth:`Exchange.read`: batches, data before the error, abort. Used on the connection's loop only.
 
     The side that receives calls :meth:`put` for each item, :meth:`wake` once for each batch of bytes, and
-    :meth:`end` once. Set :attr:`on_low` and :attr:`on_high` to stop a peer that is faster than the consumer.
+    :meth:`end` once. A subclass overrides :meth:`on_high` and :meth:`on_low` to stop a peer that is faster than the
+    consumer.
 
     Args:
         high: items that may lie here unread before ``on_high`` is called. Default 4096: at the commonest size, one
             token of some 200 bytes for each item, about a megabyte.
     """
 
-    __slots__ = ("_ended", "_error", "_high", "_items", "_paused", "_waiter", "on_high", "on_low")
+    __slots__ = ("_ended", "_ended_well", "_error", "_high", "_items", "_paused", "_waiter")
 
     def __init__(self, *, high: int = 4096) -> None:
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: SpanwireError | None = None
         self._ended = False
+        self._ended_well = False
         self._high = high
         self._paused = False
-        self.on_high: Callable[[], None] | None = None
-        self.on_low: Callable[[], None] | None = None
+
+    def on_high(self) -> None:
+        """Many items lie here unread: stop the peer."""
+
+    def on_low(self) -> None:
+        """They have been read: go on."""
 
     @property
-    def ended(self) -> bool:
-        """Nothing more will come; there may still be items to read."""
-        return self._ended
+    def complete(self) -> bool:
+        """See :attr:`Exchange.complete`."""
+        return self._ended_well
 
     def put(self, item: Item) -> None:
         """Add an item; the reader is told at the next :meth:`wake`."""
@@ -275,7 +307,7 @@ class Inbox:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
-        elif not self._paused and len(self._items) >= self._high and self.on_high is not None:
+        elif not self._paused and len(self._items) >= self._high:
             self._paused = True
             self.on_high()
 
@@ -283,13 +315,17 @@ class Inbox:
         """No more items. With an error: raised by the read after the last item. A second call is ignored."""
         if not self._ended:
             self._ended = True
+            self._ended_well = error is None
             self._error = error
             self.wake()
 
-    def abort(self) -> None:
-        """Drop what was not read; reads, also a pending one, return empty."""
-        self._items = []
-        self._error = None
+    def abort(self, error: SpanwireError | None = None) -> None:
+        """See :meth:`Exchange.abort`. Without an error what was not read is dropped."""
+        if error is None:
+            self._items = []
+            self._error = None
+        elif not self._ended:
+            self._error = error
         self._ended = True
         self.wake()
 
@@ -301,13 +337,10 @@ class Inbox:
                 if error is not None:
                     raise error
                 return ()
-            if self._waiter is not None and not self._waiter.done():
-                raise RuntimeError("two tasks read one stream at the same time; give each call a stream of its own")
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         items, self._items = self._items, []
         if self._paused:
             self._paused = False
-            if self.on_low is not None:
-                self.on_low()
+            self.on_low()
         return items

@@ -145,6 +145,17 @@ async def _dial_unix(endpoint: Endpoint, path: str, marks: Marks, factory: Calla
 def _failed(
     endpoint: Endpoint, phase: str, what: str, error: BaseException, *, retryable: bool = True
 ) -> ConnectionFailed:
-    words = getattr(error, "verify_message", "") or getattr(error, "strerror", None) or str(error)
-    words = words or type(error).__name__
-    return ConnectionFailed(f"{what}: {words}", endpoint=endpoint.address, phase=phase, retryable=retryable)
+    return ConnectionFailed(f"{what}: {_words(error)}", endpoint=endpoint.address, phase=phase, retryable=retryable)
+
+
+def _words(error: BaseException) -> str:
+    """What the system says: asyncio and OpenSSL put it behind words of their own."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__

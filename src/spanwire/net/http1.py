@@ -76,7 +76,6 @@ class HTTP1Connection(asyncio.Protocol):
         "_socket",
         "_transport",
         "_until_eof",
-        "_writable",
         "_write_paused",
         "arrival_ns",
         "first_arrival_ns",
@@ -107,7 +106,7 @@ class HTTP1Connection(asyncio.Protocol):
 
     def send(self, request: bytes, sink: Sink) -> bool:
         """Write a whole request. Returns whether it is in the kernel's buffer already; else ``sink.on_sent`` follows."""
-        if self._transport is None or not self.usable():
+        if self._transport is None or self._sink is not None or not self.usable():
             raise ConnectionFailed(
                 "the connection was closed before the request was sent", endpoint=self._address, phase="send"
             )
@@ -121,10 +120,12 @@ class HTTP1Connection(asyncio.Protocol):
         return not self._write_paused
 
     def usable(self) -> bool:
-        """Whether it may take a new request."""
-        if self._sink is not None or not self._keep_alive or self._transport is None or self._transport.is_closing():
+        """Whether it may take another request, now or after the answer that is under way."""
+        if not self._keep_alive or self._transport is None or self._transport.is_closing():
             return False
-        return not self._keep_alive_until_ns or time.perf_counter_ns() < self._keep_alive_until_ns
+        if not self._keep_alive_until_ns or self._sink is not None:
+            return True
+        return time.perf_counter_ns() < self._keep_alive_until_ns
 
     def leave(self, sink: Sink) -> None:
         """Give up on an answer. HTTP/1.1 has no other way to tell the server than to close."""
@@ -173,21 +174,23 @@ class HTTP1Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self._keep_alive = False
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
-        try:
-            self._transport.abort()
-        except RuntimeError:  # the loop is closed: nobody is left to close the socket
+        if self._socket is not None:
+            # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
+            # alone would tell the server nothing.
             with contextlib.suppress(OSError):
-                if self._socket is not None:
-                    socket.close(self._socket.fileno())
+                self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(RuntimeError):  # the loop is closed; the transport's finalizer closes the socket
+            self._transport.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # 0: told as soon as the kernel does not take everything, so that the end of a large prompt's upload is seen.
-        self._transport.set_write_buffer_limits(high=0)
+        # Told as soon as the kernel does not take everything, so that the end of a large prompt's upload is seen. Not
+        # high=0: with TLS, asyncio then pauses at every write and never says that writing goes on.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._socket = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
@@ -232,7 +235,7 @@ class HTTP1Connection(asyncio.Protocol):
             return
         self.arrival_ns = time.perf_counter_ns()
         if self._until_eof and error is None and not self._in_head:
-            sink.on_end()
+            self._end(sink)
             sink.on_batch()
             return
         words = f": {error.strerror or error}" if isinstance(error, OSError) else ""
@@ -266,9 +269,12 @@ class HTTP1Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200 or self._sink is None:  # 1xx: the final head follows
             self._headers = []
+            self.first_arrival_ns = 0  # of the final answer, which may come much later
             return
         self._in_head = False
         self._final = True
+        if not self.first_arrival_ns:
+            self.first_arrival_ns = self.arrival_ns
         headers: dict[str, str] = {}
         for raw_name, raw_value in self._headers:
             name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -288,10 +294,12 @@ class HTTP1Connection(asyncio.Protocol):
         if self._keep_alive and not self._parser.should_keep_alive():
             self._keep_alive = False
         self._hear_keep_alive()
-        if not self._keep_alive and self._transport is not None:
+        if self._write_paused:  # answered before it had read the request to its end: the rest would go to the next call
+            self.abort()
+        elif not self._keep_alive and self._transport is not None:
             self._transport.close()
         if sink is not None:
-            sink.on_end()
+            self._end(sink)
 
     def _hear_keep_alive(self) -> None:
         self._keep_alive_until_ns = 0
@@ -303,6 +311,12 @@ class HTTP1Connection(asyncio.Protocol):
                         seconds = float(number[:9])
                         left_s = seconds - _KEEP_ALIVE_MARGIN_S if seconds > _KEEP_ALIVE_MARGIN_S else seconds / 2
                         self._keep_alive_until_ns = self.arrival_ns + int(left_s * 1e9)
+
+    def _end(self, sink: Sink) -> None:
+        try:
+            sink.on_end()
+        except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the event loop's
+            sink.on_lost(self._not_http("an answer that could not be handled", error))
 
     # --- the bad ends -----------------------------------------------------------------------------------------------
 

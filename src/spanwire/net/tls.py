@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 from functools import lru_cache
@@ -55,6 +56,15 @@ def _trusting(ca: str | None) -> ssl.SSLContext:
         raise ConfigurationError(
             f"Endpoint.tls: cannot load the CA certificates from TLS(ca=...): {_words(error)}"
         ) from error
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _refuse_password() -> str:

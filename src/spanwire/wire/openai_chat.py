@@ -103,9 +103,9 @@ class ChatDecoder:
         if self._later:
             try:
                 later = _decode_later(data)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 return self._odd(name, data)
-            if later.error is not None or name == b"error":
+            if later.error or name == b"error":
                 raise error_in(data)
             choices = later.choices
             if choices and len(choices) == 1 and later.usage is None:
@@ -124,14 +124,11 @@ class ChatDecoder:
                     self.events += 1
                     return Chunk(delta.content, "", (), None, None, data)
             return self._chunk(choices, later.usage, data)
-        if data == DONE:
-            self.done = True
-            return None
         try:
             first = _decode_first(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return self._odd(name, data)
-        if first.error is not None or name == b"error":
+        if first.error or name == b"error":
             raise error_in(data)
         self._see(first.id, first.model)
         return self._chunk(first.choices, first.usage, data)
@@ -144,14 +141,16 @@ class ChatDecoder:
         self._later = self.id is not None and self.model is not None
 
     def _odd(self, name: bytes, data: bytes) -> Chunk | None:
-        """``[DONE]``, broken UTF-8, or JSON of other types than the schema's."""
-        if data.strip() == DONE:
+        """``[DONE]``, a heartbeat without data, broken UTF-8, or JSON of other types than the schema's."""
+        text = data.strip()
+        if text == DONE:
             self.done = True
+        if text in (DONE, b""):
             return None
         event = _lenient_json(data)
         if not isinstance(event, dict):
             raise ProtocolError(f"an event of the stream is not a JSON object: {_show(data)}")
-        if event.get("error") is not None or name == b"error":
+        if event.get("error") or name == b"error":
             raise error_in(data)
         self._see(event.get("id"), event.get("model"))
         choices = event.get("choices")
@@ -164,11 +163,11 @@ class ChatDecoder:
         )
 
     def _chunk(self, choices: list[_Choice] | None, usage: Any, data: bytes) -> Chunk | None:
-        self.events += 1
         found = self._usage_once(usage, last=not choices)
         choice = next((choice for choice in choices if not choice.index), None) if choices else None
         if choice is None:
             return None if found is None else Chunk("", "", (), None, found, data)
+        self.events += 1
         delta = choice.delta or choice.message or _EMPTY
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
@@ -217,7 +216,7 @@ class ChatDecoder:
         if not self.done and self.finish_reason is None:
             raise Truncated("the stream ended before the answer was complete: no finish_reason and no [DONE] came")
         if self.events == 0:
-            raise Truncated("the stream ended without a single event of an answer")
+            raise Truncated("the stream ended without a single choice in it")
         if self._usage_held is not None and not self._usage_given:
             self._usage_given = True
             return Chunk("", "", (), None, self._usage_held, b"")
@@ -227,11 +226,11 @@ class ChatDecoder:
 def _lenient_json(data: bytes) -> Any:
     try:
         return _decode_any(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     try:  # a broken character must not end the answer: it becomes U+FFFD
         return _decode_any(data.decode("utf-8", "replace"))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         problem = ProtocolError(f"an event of the stream is not JSON: {_show(data)}")
         problem.__cause__ = error
         raise problem from error
@@ -364,7 +363,7 @@ def decode_embeddings(body: bytes) -> Embeddings:
     """
     try:
         found = _decode_vectors(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         _raise_error_in(body)
         raise ProtocolError(f"the answer is not a list of embeddings: {_show(body)}") from error
     rows = found.data
@@ -388,9 +387,9 @@ def _vector(value: Any) -> list[float]:
 def _raise_error_in(body: bytes) -> None:
     try:
         found = _decode_any(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return
-    if isinstance(found, dict) and found.get("error") is not None:
+    if isinstance(found, dict) and found.get("error"):
         raise error_in(body)
 
 
@@ -403,7 +402,7 @@ def error_in(body: bytes, *, status: int | None = None, **more: Any) -> ServerEr
     code: Any = None
     try:
         found = _decode_any(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = None
         message = body.decode("utf-8", "replace").strip()
         if message.startswith("<"):
@@ -415,7 +414,7 @@ def error_in(body: bytes, *, status: int | None = None, **more: Any) -> ServerEr
         if inner is None:
             inner = found
         if isinstance(inner, dict):
-            message = inner.get("message") or inner.get("detail") or inner.get("msg") or found.get("message")
+            message = inner.get("message") or _detail(inner.get("detail")) or inner.get("msg") or found.get("message")
             code = inner.get("code")
             if code is None:
                 code = inner.get("status") or inner.get("type")
@@ -431,6 +430,18 @@ def error_in(body: bytes, *, status: int | None = None, **more: Any) -> ServerEr
     if not isinstance(code, (str, int)) or isinstance(code, bool):
         code = None
     return server_error(_cut(message), status=status, code=code, **more)
+
+
+def _detail(detail: Any) -> Any:
+    """FastAPI's list of what is wrong with a request. Only where and what: ``input`` would repeat the whole prompt."""
+    if not isinstance(detail, list):
+        return detail
+    rows = []
+    for row in detail:
+        if isinstance(row, dict):
+            where = ".".join(str(part) for part in row.get("loc") or ())
+            rows.append(f"{where}: {row.get('msg', 'not valid')}" if where else str(row.get("msg", "not valid")))
+    return "; ".join(rows)
 
 
 def _status_text(status: int) -> str:

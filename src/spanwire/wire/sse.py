@@ -54,6 +54,11 @@ class EventStreamParser:
             data.append(_value(line, 5))
         return b"\n".join(data)
 
+    @property
+    def unfinished_line(self) -> bytes:
+        """What came after the last line's end, for whoever has to explain an empty stream."""
+        return b"".join(self._partial)
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes.
 

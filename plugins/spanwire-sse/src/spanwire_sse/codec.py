@@ -73,6 +73,10 @@ class OpenAIChat:
 
     def encode(self, call: Call, endpoint: Endpoint, *, streamed: bool) -> Request:
         path = self._PATHS[call.operation]
+        if endpoint.path.endswith(path):
+            raise ConfigurationError(
+                f"the endpoint's URL is the server's base URL: remove {path!r} from its end", endpoint=endpoint.address
+            )
         body: dict[str, Any] = {"model": call.model, **call.body}
         if streamed:
             body["stream"] = True

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
 
-from spanwire.errors import MessageTooBig, ProtocolError, SpanwireError, Truncated
+from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError, Truncated
 from spanwire.net.http1 import HTTP1Connection
 from spanwire.transport import Attempt, Head, Inbox
 from spanwire.wire.sse import EventStreamParser
@@ -44,7 +45,6 @@ class HTTPExchange(Inbox):
         "_size",
         "_take",
         "head",
-        "sending_since_ns",
     )
 
     def __init__(self, http: HTTP1Connection, codec: Codec, decoder: AnswerDecoder, attempt: Attempt) -> None:
@@ -63,35 +63,26 @@ class HTTPExchange(Inbox):
         self._take: Callable[[bytes], None] = self._sniff
         self._paused_since_ns = 0
         self.head = Head()
-        self.sending_since_ns = 0
-        self.on_high = self._pause
-        self.on_low = self._resume
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
-    def sent(self, since_ns: int) -> None:
-        """The request is in the kernel's buffer; writing began at ``since_ns``."""
-        now_ns = time.perf_counter_ns()
-        self._marks.sent_ns = now_ns
-        self._marks.parts.append(("send", since_ns, now_ns))
-
     def on_sent(self) -> None:
         if not self._marks.sent_ns:
-            self.sent(self.sending_since_ns)
+            self._marks.sent_ns = time.perf_counter_ns()
+            self._marks.end("send", self._marks.sent_ns)
 
     # --- receiving --------------------------------------------------------------------------------------------------
 
     def on_head(self, status: int, headers: dict[str, str]) -> None:
         self._marks.first_byte_ns = self._http.first_arrival_ns
-        if not self._marks.sent_ns:  # answered before it had read the request to its end
-            self.sent(self.sending_since_ns)
+        self.on_sent()  # if not before: it answers without having read the request to its end
         self.head.status = status
         self.head.headers = headers
         if not 200 <= status < 300:
             self._take = self._collect_error
-        encoding = headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            self._decompress = decompressor(encoding, self._max_bytes)
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            self._decompress = decompressor(encoding, self._max_bytes, strict=self._take == self._sniff)
 
     def on_body(self, data: bytes) -> None:
         if self._decompress is not None:
@@ -112,8 +103,10 @@ class HTTPExchange(Inbox):
         if not text:
             return
         if text[:1] in (b"{", b"[", b"<"):
-            self._size = len(start)
+            self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
+            self._body = []
             self._take = self._collect
+            self._collect(start)
             return
         self._body = []
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
@@ -133,9 +126,6 @@ class HTTPExchange(Inbox):
         if self._size < _ERROR_BODY_BYTES:
             self._size += len(data)
             self._body.append(data)
-
-    def _ignore(self, data: bytes) -> None:
-        """What comes after the terminal event belongs to nobody."""
 
     def _event(self, name: bytes, data: bytes) -> None:
         if self._finished:
@@ -157,11 +147,8 @@ class HTTPExchange(Inbox):
 
     def _terminal(self) -> None:
         """The terminal event: the call has ended, the message on the connection may go on."""
-        last = self._decoder.end()
-        if last is not None:
-            self._items.append(last)
+        self._end_stream()
         self._finished = True
-        self._take = self._ignore
         self._complete()
 
     def _complete(self) -> None:
@@ -172,6 +159,13 @@ class HTTPExchange(Inbox):
         marks.ended_ns = time.perf_counter_ns()
         self._http.resume_reading()
         self.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Break the cycles of bound methods, so that the bytes go when the call does and not when the collector comes."""
+        self._take = _ignore
+        self._parser = None
+        self._body = []
 
     def on_end(self) -> None:
         """The end of the message: for an answer without a terminal event, the end of the answer too."""
@@ -183,6 +177,10 @@ class HTTPExchange(Inbox):
                 self._complete()
             except SpanwireError as error:
                 self._end_with(error)
+            except Exception as error:  # noqa: BLE001 - a bug in a dialect is the error of its call
+                problem = ProtocolError(f"the dialect failed at the answer's end with {type(error).__name__}")
+                problem.__cause__ = error
+                self._end_with(problem)
         self._attempt.released()
 
     def _finish_body(self) -> None:
@@ -192,7 +190,7 @@ class HTTPExchange(Inbox):
             headers = self.head.headers
             error = self._codec.error(status, headers, body[:_ERROR_BODY_BYTES], retry_after_s(headers))
             if 300 <= status < 400 and "location" in headers:  # not followed: it would carry the key to another host
-                error.message += f"; it redirects to {headers['location'].split('?')[0][:200]!r}: use that as the URL"
+                error.message += f"; it redirects to {_shown_url(headers['location'])!r}: use that as the URL"
             raise error
         if self._parser is not None:
             self._finish_stream(self._parser)
@@ -204,9 +202,11 @@ class HTTPExchange(Inbox):
         if text.startswith(b"<"):
             shown = text[:200].decode("utf-8", "replace")
             raise ProtocolError(f"the server answered with a page, not with an answer to this call: {shown!r}")
+        if text[:1] not in (b"{", b"["):
+            raise self._explain(text)
         item = self._decoder.whole(text)
         marks = self._marks
-        marks.first_chunk_ns = marks.last_chunk_ns = self._http.arrival_ns
+        marks.last_chunk_ns = self._http.arrival_ns
         if self._attempt.streamed:  # all that there is came with its last byte
             marks.first_content_ns = self._http.arrival_ns
         self._items.append(item)
@@ -215,18 +215,23 @@ class HTTPExchange(Inbox):
         tail = parser.tail.strip()
         if tail == b"[DONE]":  # the blank line after it is missing
             self._decoder.event(b"", tail)
+        self._end_stream()
+
+    def _end_stream(self) -> None:
         try:
             last = self._decoder.end()
         except Truncated as error:
-            if parser.ignored and not self._marks.first_chunk_ns:
-                raise self._explain(parser.ignored) from error
+            parser = self._parser
+            if parser is not None and not self._marks.first_chunk_ns:
+                lines = [*parser.ignored, parser.unfinished_line]
+                if lines[0] and not lines[0].startswith((b"data", b"event", b"id", b"retry", b":")):
+                    raise self._explain(lines[0]) from error
             raise
         if last is not None:
             self._items.append(last)
 
-    def _explain(self, ignored: list[bytes]) -> SpanwireError:
-        """No event came, yet something did: say what."""
-        first = ignored[0]
+    def _explain(self, first: bytes) -> SpanwireError:
+        """No event came, yet a line did that is not of the standard: say which."""
         status = 200 if self.head.status is None else self.head.status
         name, colon, value = first.partition(b":")
         if colon and name == b"error":
@@ -244,26 +249,37 @@ class HTTPExchange(Inbox):
         self.head.id, self.head.model = self._decoder.id, self._decoder.model
         if error.endpoint is None:
             error.endpoint = self._attempt.endpoint.address
+        if isinstance(error, ServerError) and error.status is None:  # inside a stream: its head tells more
+            error.status = self.head.status
+            error.headers = dict(self.head.headers)
+            error.retry_after_s = retry_after_s(self.head.headers)
         self._marks.rtt_ns = self._http.rtt_min_ns()
         self.end(error)
+        self._let_go()
 
     # --- leaving, and a consumer that is slower than the server -----------------------------------------------------
 
-    def abort(self) -> None:
+    @property
+    def complete(self) -> bool:
+        """After a finish reason only usage and the end are to come, in a moment."""
+        return super().complete or (not self._ended and getattr(self._decoder, "finish_reason", None) is not None)
+
+    def abort(self, error: SpanwireError | None = None) -> None:
         """Leave: HTTP/1.1 knows no other way than to close the connection, unless the message has ended already."""
         if not self._finished:
             self._finished = True
             self.head.id, self.head.model = self._decoder.id, self._decoder.model
             self._marks.rtt_ns = self._http.rtt_min_ns()
-        super().abort()
+        super().abort(error)
         self._http.leave(self)
+        self._let_go()
         self._attempt.released()
 
-    def _pause(self) -> None:
+    def on_high(self) -> None:
         self._paused_since_ns = time.perf_counter_ns()
         self._http.pause_reading()
 
-    def _resume(self) -> None:
+    def on_low(self) -> None:
         if self._paused_since_ns:
             if self._marks.first_content_ns:
                 self._marks.paused_ns += time.perf_counter_ns() - max(
@@ -271,6 +287,19 @@ class HTTPExchange(Inbox):
                 )
             self._paused_since_ns = 0
         self._http.resume_reading()
+
+
+def _ignore(_data: bytes) -> None:
+    """What comes after the terminal event belongs to nobody."""
+
+
+def _shown_url(url: str) -> str:
+    """Scheme, host and path: neither a query nor credentials."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that cannot be read"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:200] if parts.netloc else parts.path[:200]
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -12,6 +12,7 @@ from spanwire.endpoint import Endpoint, check_headers
 from spanwire.errors import ConfigurationError
 from spanwire.net.dial import dial
 from spanwire.net.http1 import HTTP1Connection
+from spanwire.net.tls import context_for
 from spanwire.transport import Attempt, Exchange
 
 from .codec import Codec
@@ -39,6 +40,8 @@ class SSETransport:
 
     def key(self, endpoint: Endpoint) -> Hashable:
         """HTTP sends credentials with each request, so endpoints that differ in them share connections."""
+        if endpoint.secure:
+            context_for(endpoint.tls)  # refuses bad files here; reading the system's certificates takes a while
         return endpoint.connection_key()
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> SSEConnection:
@@ -83,10 +86,9 @@ class SSEConnection:
         exchange = HTTPExchange(self.http, codec, codec.decoder(call, streamed=attempt.streamed), attempt)
         encoded_ns = time.perf_counter_ns()
         marks.parts.append(("encode", begin_ns, encoded_ns))
+        marks.begin("send", encoded_ns)
         if self.http.send(head + body, exchange):
-            exchange.sent(encoded_ns)
-        else:
-            exchange.sending_since_ns = encoded_ns
+            exchange.on_sent()
         return exchange
 
     def _head(self, codec: Codec, attempt: Attempt, path: str, own: Mapping[str, str], length: int) -> bytes:

@@ -1,0 +1,72 @@
+"""Commands that plugins bring: entry points of ``spanwire.commands``, each a ``typer.Typer`` under the entry's name.
+
+They are loaded when they are asked for or listed. A broken one is a warning on stderr and nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from ..errors import SpanwireError
+from ..plugins import _disabled, _dist_name
+from .output import complain
+
+__all__ = ["SpanwireGroup"]
+
+GROUP = "spanwire.commands"
+
+
+class SpanwireGroup(TyperGroup):
+    """Our commands and the plugins'. An error of ours is one line and exit code 1, in whatever command it happens."""
+
+    _found: dict[str, Any] | None = None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except SpanwireError as error:
+            complain(error)
+            raise typer.Exit(1) from error
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Ours in their order, then the plugins'."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted(name for name in self._plugins() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Ours first: a plugin cannot replace it. None if there is none, or it is broken."""
+        return super().get_command(ctx, cmd_name) or self._plugin(cmd_name)
+
+    def _plugins(self) -> dict[str, Any]:
+        """Entry points, and commands once they are loaded; None for a broken one, which was complained about."""
+        if self._found is None:
+            disabled = _disabled()
+            self._found = {
+                entry.name: entry
+                for entry in metadata.entry_points(group=GROUP)
+                if not disabled & {entry.name, _dist_name(entry)}
+            }
+        return self._found
+
+    def _plugin(self, name: str) -> Any:
+        found = self._plugins().get(name)
+        if isinstance(found, metadata.EntryPoint):
+            found = self._plugins()[name] = _load(found)
+        return found
+
+
+def _load(entry: metadata.EntryPoint) -> Any:
+    try:
+        app: typer.Typer = entry.load()
+        command = get_group(app)  # checks the commands' signatures; fails on what is no Typer
+    except Exception as error:  # noqa: BLE001 - whatever somebody else's module raises
+        complain(f"command {entry.name!r} of {_dist_name(entry)} is left out: {type(error).__name__}: {error}")
+        return None
+    command.name = entry.name
+    return command

@@ -1,0 +1,231 @@
+"""The synchronous facade on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import spanwire
+from spanwire import errors
+from spanwire.sync import SyncConnectionManager
+from spanwire.testing import LoopbackServer, Script
+from tests.support import AT_ONCE, assert_adds_up, chat, hello, serving
+
+HELLO = "Hello from the loopback server."
+
+
+def test_a_stream_gives_the_same_as_the_async_one() -> None:
+    with serving(hello()) as server, SyncConnectionManager() as manager:
+        with manager.stream(server.endpoint(), chat()) as stream:
+            text = "".join(chunk.text for chunk in stream)
+        assert text == stream.reply.text == HELLO
+        assert stream.timeline.outcome == "completed"
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert_adds_up(stream.timeline)
+
+
+def test_complete_embed_and_warm() -> None:
+    with serving(hello()) as server, SyncConnectionManager() as manager:
+        manager.warm(server.endpoint())
+        reply = manager.complete(server.endpoint(), chat())
+        assert reply.text == HELLO
+        assert reply.timeline is not None
+        assert "handshake" not in reply.timeline.segments
+        assert len(manager.embed(server.endpoint(), spanwire.Call.embeddings("e", ["a", "b"])).vectors) == 2
+        assert server.connections == 1
+
+
+def test_six_streamed_calls_use_one_connection() -> None:
+    with serving(default=lambda _request: hello()) as server, SyncConnectionManager() as manager:
+        for _ in range(6):
+            with manager.stream(server.endpoint(), chat()) as stream:
+                assert "".join(chunk.text for chunk in stream) == HELLO
+        assert server.connections == 1
+
+
+def test_leaving_early_tells_the_server() -> None:
+    with serving(hello(hang_after=3)) as server, SyncConnectionManager() as manager:
+        with manager.stream(server.endpoint(), chat()) as stream:
+            for chunk in stream:
+                if chunk.text:
+                    break
+        server.wait_for(lambda s: s.requests[0].left)
+        assert stream.timeline.outcome == "closed_by_caller"
+        assert list(stream) == []
+
+
+def test_a_stream_that_is_dropped_is_noticed() -> None:
+    with serving(hello(hang_after=3)) as server, SyncConnectionManager() as manager:
+        stream = manager.stream(server.endpoint(), chat())
+        next(stream)
+        del stream
+        gc.collect()
+        server.wait_for(lambda s: s.requests[0].left)
+
+
+def test_errors_are_the_same() -> None:
+    with serving(default=lambda _request: Script(status=503)) as server, SyncConnectionManager() as manager:
+        with pytest.raises(errors.Overloaded) as caught:
+            manager.complete(server.endpoint(retries=AT_ONCE), chat())
+        assert caught.value.timeline is not None
+        with pytest.raises(errors.Overloaded), manager.stream(server.endpoint(retries=AT_ONCE), chat()) as stream:
+            list(stream)
+        with pytest.raises(errors.ConfigurationError):
+            manager.stream("nonsense", chat())
+
+
+def test_many_threads_share_the_connections() -> None:
+    with serving(default=lambda _request: hello()) as server, SyncConnectionManager() as manager:
+        endpoint = server.endpoint(limits=spanwire.Limits(max_concurrent=4))
+
+        def call(_number: int) -> str:
+            with manager.stream(endpoint, chat()) as stream:
+                return "".join(chunk.text for chunk in stream)
+
+        with ThreadPoolExecutor(50) as threads:
+            assert list(threads.map(call, range(200))) == [HELLO] * 200
+        assert server.connections <= 4
+
+
+def test_it_works_on_a_thread_whose_loop_is_running() -> None:
+    """As in a notebook: it blocks, and does not deadlock."""
+    with serving(hello()) as server, SyncConnectionManager() as manager:
+
+        async def cell() -> str:
+            return manager.complete(server.endpoint(), chat()).text
+
+        assert asyncio.run(cell()) == HELLO
+
+
+def test_on_its_own_loop_thread_it_refuses() -> None:
+    found: list[object] = []
+    with serving(hello()) as server:
+
+        class Observer:
+            def call_ended(self, _timeline: spanwire.Timeline) -> None:
+                try:
+                    manager.complete(server.endpoint(), chat())
+                except RuntimeError as error:
+                    found.append(error)
+
+        class Plugin:
+            @spanwire.hookimpl
+            def register_observers(self) -> list[Observer]:
+                return [Observer()]
+
+        with SyncConnectionManager(plugins=[Plugin()]) as manager:
+            manager.complete(server.endpoint(), chat())
+    assert "own loop thread" in str(found[0])
+
+
+def test_facades_of_one_manager_share_its_connections() -> None:
+    with serving() as server:
+        inner = spanwire.ConnectionManager()
+        with SyncConnectionManager(inner) as one:
+            one.complete(server.endpoint(), chat())
+            SyncConnectionManager(inner).complete(server.endpoint(), chat())
+            assert server.connections == 1
+    assert spanwire.default_sync_manager() is spanwire.default_sync_manager()
+
+
+def script(body: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(body)]
+
+
+def test_the_interpreter_exits_quietly_with_a_stream_open() -> None:
+    with serving(hello(hang_after=2)) as server:
+        done = subprocess.run(
+            script(
+                f"""
+                import spanwire
+                manager = spanwire.SyncConnectionManager()
+                stream = manager.stream(spanwire.Endpoint("{server.url}", proxy=None),
+                                        spanwire.Call.chat("m", [{{"role": "user", "content": "x"}}]))
+                print(next(stream).text == "")
+                """
+            ),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+        server.wait_for(lambda s: s.requests[0].left)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT that a test could send to one process")
+def test_ctrl_c_ends_the_call_on_the_loop_too() -> None:
+    with serving(Script(hang_after="request")) as server:
+        child = subprocess.Popen(
+            script(
+                f"""
+                import spanwire
+                manager = spanwire.SyncConnectionManager()
+                endpoint = spanwire.Endpoint("{server.url}", proxy=None)
+                call = spanwire.Call.chat("m", [{{"role": "user", "content": "x"}}])
+                try:
+                    manager.complete(endpoint, call)
+                except KeyboardInterrupt:
+                    print("interrupted")
+                    input()
+                """
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        server.wait_for(lambda s: len(s.requests) == 1, 20)
+        child.send_signal(signal.SIGINT)
+        server.wait_for(lambda s: s.requests[0].left)  # while the process still runs
+        out, err = child.communicate("\n", timeout=30)
+        assert (out, err) == ("interrupted\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_starts_afresh_and_leaves_the_parents_connection_alone() -> None:
+    with LoopbackServer() as server:
+        done = subprocess.run(
+            script(
+                f"""
+                import os, spanwire
+                manager = spanwire.default_sync_manager()
+                endpoint = spanwire.Endpoint("{server.url}", proxy=None)
+                call = spanwire.Call.chat("m", [{{"role": "user", "content": "x"}}])
+                manager.complete(endpoint, call)
+                child = os.fork()
+                if child == 0:
+                    assert manager.complete(endpoint, call).timeline.connection.reused is False
+                    os._exit(0)
+                _, status = os.waitpid(child, 0)
+                print(status, manager.complete(endpoint, call).timeline.connection.reused)
+                """
+            ),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.stdout, done.stderr) == ("0 True\n", "")
+        assert server.connections == 2
+
+
+def test_no_thread_is_started_before_it_is_needed() -> None:
+    done = subprocess.run(
+        script("import threading, spanwire; spanwire.SyncConnectionManager(); print(threading.active_count())"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert threading.active_count() >= 1
