@@ -33,8 +33,9 @@ lint: sync ## style, formatting, types, import rules, lock file
 
 check: lint test ## everything that a change must pass
 
-bench: sync ## what a token and a call cost, beside other clients
-	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+bench: ## what a token and a call cost, beside other clients (ARGS="burst --clients raw,openai,spanwire")
+	@UV_PROJECT_ENVIRONMENT=.tools/bench $(UV) sync --quiet --locked --only-group bench
+	.tools/bench/bin/python benchmarks/run.py $(ARGS)
 
 docs: ## build the pages of docs/ into site/
 	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --only-group docs

@@ -38,7 +38,7 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
     async def main() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: heard.append(context))
         result = await body()
-        others = asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+        others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others, f"left behind: {others}"
         return result
 

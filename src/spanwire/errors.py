@@ -90,6 +90,9 @@ class SpanwireError(Exception):
     def __str__(self) -> str:
         return f"{self.message} [{self.endpoint}]" if self.endpoint else self.message
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments make the default reduction fail; errors cross process pools (Celery, multiprocessing).
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))

@@ -126,6 +126,7 @@ def _check_error(expected: dict[str, Any] | None, error: errors.SpanwireError | 
         assert error is None
         return
     kinds = expected["kind"] if isinstance(expected["kind"], list) else [expected["kind"]]
+    assert error is not None
     assert isinstance(error, tuple(KINDS[kind] for kind in kinds))
     for field in ("status", "code"):
         if field in expected:

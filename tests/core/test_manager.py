@@ -28,7 +28,13 @@ def test_a_stream_gives_the_pieces_and_then_a_whole_reply() -> None:
             async with ConnectionManager() as manager:
                 async with manager.stream(server.endpoint(), chat()) as stream:
                     chunks = [chunk async for chunk in stream]
-                assert [chunk.text for chunk in chunks if chunk.text] == ["Hello", " from", " the", " loopback", " server."]
+                assert [chunk.text for chunk in chunks if chunk.text] == [
+                    "Hello",
+                    " from",
+                    " the",
+                    " loopback",
+                    " server.",
+                ]
                 reply = stream.reply
                 assert (reply.text, reply.reasoning, reply.finish_reason) == (HELLO, "hmm", "stop")
                 assert reply.usage is not None
@@ -43,7 +49,9 @@ def test_a_stream_gives_the_pieces_and_then_a_whole_reply() -> None:
 
 
 def test_a_whole_answer_is_the_joined_stream() -> None:
-    script = hello(tool_calls=[ScriptedTool("f", ('{"a"', ":1}")), ScriptedTool("g", "{}")], usage=spanwire.Usage(3, 4, 7))
+    script = hello(
+        tool_calls=[ScriptedTool("f", ('{"a"', ":1}")), ScriptedTool("g", "{}")], usage=spanwire.Usage(3, 4, 7)
+    )
     with serving(script, script) as server:
 
         async def body() -> None:
@@ -242,7 +250,9 @@ def test_endpoints_that_differ_in_policy_share_a_connection() -> None:
             async with ConnectionManager() as manager:
                 for number in range(3):
                     endpoint = server.endpoint(
-                        api_key=f"k{number}", headers={"x-n": str(number)}, timeouts=spanwire.Timeouts(idle_s=5.0 + number)
+                        api_key=f"k{number}",
+                        headers={"x-n": str(number)},
+                        timeouts=spanwire.Timeouts(idle_s=5.0 + number),
                     )
                     await manager.complete(endpoint, chat())
 
@@ -458,7 +468,7 @@ def test_an_error_in_the_block_is_the_callers_and_closes_the_call() -> None:
                 with pytest.raises(ZeroDivisionError):
                     async with manager.stream(server.endpoint(), chat()) as stream:
                         async for _ in stream:
-                            _ = 1 / 0  # type: ignore[assignment]
+                            _ = 1 / 0
                 assert stream.timeline.outcome == "closed_by_caller"
                 await wait_for(server, lambda s: s.requests[0].left)
 
@@ -685,7 +695,9 @@ def test_a_connect_that_hangs_names_where_it_stood() -> None:
 def test_a_status_becomes_its_error_and_is_retried_where_that_may_help(
     status: int, kind: type[errors.ServerError], attempts: int
 ) -> None:
-    with serving(default=lambda _request: Script(status=status, body=b'{"error": {"message": "so", "code": "c"}}')) as server:
+    with serving(
+        default=lambda _request: Script(status=status, body=b'{"error": {"message": "so", "code": "c"}}')
+    ) as server:
 
         async def body() -> None:
             async with ConnectionManager() as manager:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -116,7 +117,11 @@ def test_a_call_is_one_client_span_by_the_genai_conventions(heard: Heard) -> Non
         assert "error.type" not in found
         firsts = [
             found[name]
-            for name in ("spanwire.time_to_first_byte", "gen_ai.response.time_to_first_chunk", "spanwire.time_to_first_content")
+            for name in (
+                "spanwire.time_to_first_byte",
+                "gen_ai.response.time_to_first_chunk",
+                "spanwire.time_to_first_content",
+            )
         ]
         assert firsts == sorted(firsts)
         json.loads(span.to_json())
@@ -136,7 +141,11 @@ def test_segments_on_the_span_add_up_to_its_duration(heard: Heard) -> None:
         assert found["spanwire.segment.client.source"] == "measured"
         assert found["spanwire.segment.model.prefill.duration"] >= 0.015
         for segment in ("handshake", "client", "network", "model"):
-            parts = sum(found[name] for name in names if name.startswith(f"spanwire.segment.{segment}.") and name.count(".") == 4)
+            parts = sum(
+                found[name]
+                for name in names
+                if name.startswith(f"spanwire.segment.{segment}.") and name.count(".") == 4
+            )
             assert abs(parts - found[f"spanwire.segment.{segment}.duration"]) < 1e-6
 
 
@@ -288,10 +297,8 @@ def test_every_end_is_one_span_with_its_outcome(
         async def body() -> None:
             async with ConnectionManager(telemetry=heard.telemetry()) as manager:
                 endpoint = server.endpoint(timeouts=timeouts, retries=NEVER)
-                try:
+                with contextlib.suppress(ZeroDivisionError, asyncio.CancelledError, errors.SpanwireError):
                     await leave(manager, endpoint)
-                except (ZeroDivisionError, asyncio.CancelledError, errors.SpanwireError):
-                    pass
                 gc.collect()
                 if way not in ("end", "fail"):
                     await wait_for(server, lambda s: s.requests and s.requests[0].left)
@@ -356,7 +363,9 @@ def test_the_default_metrics_are_three_records_for_each_call(heard: Heard) -> No
     (duration,) = found["gen_ai.client.operation.duration"]
     assert duration.count == 2
     assert duration.explicit_bounds[0] == 0.01
-    assert {point.attributes["spanwire.connection.reused"]: point.value for point in found["spanwire.connection.uses"]} == {
+    assert {
+        point.attributes["spanwire.connection.reused"]: point.value for point in found["spanwire.connection.uses"]
+    } == {
         False: 1,
         True: 1,
     }
@@ -368,8 +377,15 @@ def test_token_usage_and_segments_are_opt_in(heard: Heard, monkeypatch: pytest.M
         call_once(server, heard, chat())
     found = heard.metrics()
     assert "gen_ai.client.operation.duration" not in found
-    assert {p.attributes["gen_ai.token.type"]: p.sum for p in found["gen_ai.client.token.usage"]} == {"input": 3, "output": 5}
-    assert {p.attributes["spanwire.segment"] for p in found["spanwire.segment.duration"]} >= {"model", "client", "network"}
+    assert {p.attributes["gen_ai.token.type"]: p.sum for p in found["gen_ai.client.token.usage"]} == {
+        "input": 3,
+        "output": 5,
+    }
+    assert {p.attributes["spanwire.segment"] for p in found["spanwire.segment.duration"]} >= {
+        "model",
+        "client",
+        "network",
+    }
 
 
 def test_an_unknown_metric_is_refused() -> None:

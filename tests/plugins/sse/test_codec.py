@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from spanwire_sse.codec import OpenAIChat
 
 import spanwire
 from spanwire import errors
-from spanwire_sse.codec import OpenAIChat
 
 CODEC = OpenAIChat()
 ENDPOINT = spanwire.Endpoint("http://h/v1")

@@ -10,12 +10,12 @@ import zlib
 from typing import Any
 
 import pytest
+from spanwire_sse.exchange import retry_after_s
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Script
-from spanwire_sse.exchange import retry_after_s
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 HELLO = "Hello from the loopback server."
@@ -84,7 +84,9 @@ def test_the_content_type_is_not_believed(content_type: str) -> None:
 
 
 def test_a_page_is_refused_with_its_beginning() -> None:
-    error = failing(Script(body=b"<html><body>Sign in to the hotel's network", content_type="text/html"), errors.ProtocolError)
+    error = failing(
+        Script(body=b"<html><body>Sign in to the hotel's network", content_type="text/html"), errors.ProtocolError
+    )
     assert "hotel" in str(error)
     assert not error.retryable
 
@@ -257,3 +259,70 @@ def test_retry_after_as_a_date_is_rounded_to_no_less_than_asked() -> None:
     found = retry_after_s({"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)})
     assert found is not None
     assert 28 < found <= 31
+
+
+def test_blank_heartbeats_before_a_whole_answer_are_the_models_time() -> None:
+    script = Script(writes=[b"\n", b"\n", b"\n", b"\n", ANSWER], write_gap_s=0.02, content_type="application/json")
+    with serving(script) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                reply = await manager.complete(server.endpoint(), chat())
+                assert reply.timeline is not None
+                assert reply.timeline.segments["model"].duration_s >= 0.07
+                assert_adds_up(reply.timeline)
+
+        run(body)
+
+
+def test_empty_data_and_empty_errors_do_not_end_a_good_stream() -> None:
+    polite = b'data: {"error":"","choices":[{"index":0,"delta":{"content":"ab"}}]}\n\n'
+    assert stream_of(Script(writes=[b"data:\n\n", b"data\n\n", polite, STOP, DONE]))[0] == "ab"
+
+
+def test_a_plain_text_answer_is_shown_for_what_it_is() -> None:
+    error = failing(Script(body=b"upstream not ready", content_type="text/plain"), errors.ProtocolError)
+    assert "upstream not ready" in str(error)
+
+
+def test_an_error_inside_a_stream_keeps_what_the_head_said() -> None:
+    script = Script(writes=[b'data: {"error":{"message":"no","code":"x"}}\n\n'], headers={"x-request-id": "r1"})
+    error = failing(script, errors.ServerError)
+    assert isinstance(error, errors.ServerError)
+    assert (error.status, error.code, error.headers["x-request-id"]) == (200, "x", "r1")
+
+
+def test_an_unknown_coding_does_not_hide_an_error_status() -> None:
+    script = Script(status=429, body=b"????", headers={"content-encoding": "br", "retry-after": "7"})
+    error = failing(script, errors.RateLimited)
+    assert isinstance(error, errors.RateLimited)
+    assert error.retry_after_s == 7
+
+
+def test_several_gzip_streams_one_after_the_other_are_one_answer() -> None:
+    writes = [gzip.compress(EVENT) + gzip.compress(STOP), gzip.compress(DONE)]
+    assert stream_of(Script(writes=writes, headers={"content-encoding": "GZIP"}))[0] == "ab"
+
+
+def test_what_a_server_says_of_a_request_does_not_repeat_the_prompt() -> None:
+    detail = b'{"detail":[{"loc":["body","messages",0],"msg":"Field required","input":{"content":"my secret"}}]}'
+    error = failing(Script(status=422, body=detail), errors.BadRequest)
+    assert "body.messages.0: Field required" in str(error)
+    assert "secret" not in str(error)
+
+
+def test_a_stream_over_tls_has_all_its_parts_on_a_connection_that_is_used_again() -> None:
+    with serving(default=lambda _request: hello(prefill_s=0.02), tls=True) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                for _ in range(5):
+                    async with manager.stream(server.endpoint(), chat()) as stream:
+                        await read(stream)
+                    segments = stream.timeline.segments
+                    assert segments["model"].duration_s >= 0.015
+                    assert segments["network"].parts["send"].duration_s < 0.015
+                    assert_adds_up(stream.timeline)
+
+        run(body)
+        assert server.connections == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from spanwire_sse import SSETransport, register_transports
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.transport import Connection, Transport
-from spanwire_sse import SSETransport, register_transports
 from tests.support import NEVER, chat, run, serving
 
 

@@ -1,0 +1,261 @@
+"""One call under odd conditions: left while it opens, cancelled in a back-off, limits that meet unread data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import spanwire
+from spanwire import errors
+from spanwire.manager import ConnectionManager
+from spanwire.testing import Script
+from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
+
+HELLO = "Hello from the loopback server."
+SLOW = spanwire.Retries(base_s=3600, max_wait_s=3600)
+
+
+async def never() -> str:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("way", ["aclose", "manager"])
+@pytest.mark.parametrize("where", ["slot", "key", "back-off"])
+def test_a_call_that_is_left_while_it_opens_ends_at_once(where: str, way: str) -> None:
+    with serving(hello(hang_after=2) if where == "slot" else Script(status=503)) as server:
+        limits = spanwire.Limits(max_concurrent=1) if where == "slot" else spanwire.Limits()
+        endpoint = server.endpoint(limits=limits, api_key=never if where == "key" else None, retries=SLOW)
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                holder = manager.stream(endpoint, chat("holder"))
+                if where == "slot":
+                    await anext(holder)
+                stream = manager.stream(endpoint, chat())
+                opening = asyncio.create_task(anext(stream))
+                if where == "back-off":
+                    await wait_for(server, lambda s: s.requests and s.requests[0].ended)
+                while stream._run is None or stream._run._opener is None:
+                    await asyncio.sleep(0)
+                await (stream.aclose() if way == "aclose" else manager.aclose())
+                with pytest.raises(errors.ConnectionFailed, match=r"was left while|manager was closed"):
+                    await opening
+                assert not opening.cancelled()
+                assert stream.timeline.outcome == ("closed_by_caller" if way == "aclose" else "error")
+                assert_adds_up(stream.timeline)
+                await holder.aclose()
+                slots = manager._prepare(endpoint).slots
+                assert slots is None or "0 of 1 in use, 0 waiting" in repr(slots)
+
+        run(body)
+
+
+def test_a_read_that_is_cancelled_in_a_back_off_does_not_look_like_the_end() -> None:
+    breaks = hello(drop_after=1)
+    with serving(breaks, hello()) as server:
+
+        async def body() -> None:
+            retries = spanwire.Retries(base_s=0.2)
+            async with ConnectionManager() as manager:
+                async with manager.stream(server.endpoint(retries=retries), chat()) as stream:
+                    text, cancelled = "", 0
+                    while True:
+                        try:
+                            text += (await asyncio.wait_for(anext(stream), 0.002)).text
+                        except TimeoutError:
+                            cancelled += 1
+                        except StopAsyncIteration:
+                            break
+                assert text == HELLO
+                assert stream.timeline.outcome == "completed"
+                assert_adds_up(stream.timeline)
+
+        run(body)
+
+
+def test_two_tasks_cannot_read_one_stream() -> None:
+    with serving(hello(hang_after=1)) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                async with manager.stream(server.endpoint(), chat()) as stream:
+                    await anext(stream)
+                    first = asyncio.create_task(anext(stream))
+                    await asyncio.sleep(0)
+                    with pytest.raises(RuntimeError, match="two tasks"):
+                        await anext(stream)
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
+
+        run(body)
+
+
+def test_a_limit_of_the_queue_is_not_multiplied_by_retries() -> None:
+    with serving(hello(hang_after=2)) as server:
+        endpoint = server.endpoint(limits=spanwire.Limits(max_concurrent=1, queue_timeout_s=0.05), retries=AT_ONCE)
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                async with manager.stream(endpoint, chat()) as stream:
+                    await anext(stream)
+                    with pytest.raises(errors.QueueTimeout) as caught:
+                        await manager.complete(endpoint, chat())
+                    assert caught.value.timeline is not None
+                    assert len(caught.value.timeline.to_dict()["attempts"]) == 1
+
+        run(body)
+
+
+def test_what_had_arrived_before_a_limit_is_delivered_before_its_error() -> None:
+    with serving(hello(hang_after=6)) as server:
+        endpoint = server.endpoint(timeouts=spanwire.Timeouts(total_s=0.1))
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                with pytest.raises(errors.CallTimeout) as caught:
+                    async with manager.stream(endpoint, chat()) as stream:
+                        await asyncio.sleep(0.2)  # the delay under test: the limit is hit while nobody reads
+                        await read(stream)
+                assert caught.value.reply is not None
+                assert caught.value.reply.text == HELLO
+                assert stream.timeline.outcome == "timeout"
+
+        run(body)
+
+
+def test_leaving_after_the_finish_reason_keeps_the_connection() -> None:
+    """Only usage and the end are to come: nobody has to be stopped."""
+    with serving(default=lambda _request: hello(end_s=0.02)) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                for number in range(3):
+                    async with manager.stream(server.endpoint(), chat()) as stream:
+                        async for chunk in stream:
+                            if chunk.finish_reason:
+                                break
+                    assert stream.timeline.outcome == "closed_by_caller"
+                    await wait_for(server, lambda s, n=number: s.requests[n].ended)  # type: ignore[misc]
+                    await asyncio.sleep(0)
+
+        run(body)
+        assert server.connections == 1
+        assert not any(request.left for request in server.requests)
+
+
+def test_an_early_refusal_of_an_upload_does_not_spoil_the_connection_for_the_next_call() -> None:
+    """The server answers and keeps the connection, with most of the request not read."""
+    seen: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head)
+        if len(seen) == 1:
+            writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}")
+            await reader.read()  # until the client closes
+        else:
+            body = b'{"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await reader.read()
+        writer.close()
+
+    async def body() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1024)
+        endpoint = spanwire.Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", proxy=None)
+        async with ConnectionManager() as manager:
+            with pytest.raises(errors.BadRequest) as caught:
+                await manager.complete(endpoint, chat(padding="x" * 30_000_000))
+            assert caught.value.status == 413
+            assert (await manager.complete(endpoint, chat())).text == "ok"
+        server.close()
+        await server.wait_closed()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+
+    run(body)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_json_that_is_nested_too_deep_is_an_error_and_hangs_nobody(status: int) -> None:
+    with serving(Script(status=status, body=b'{"choices":' + b"[" * 100_000), hello()) as server:
+        endpoint = server.endpoint(limits=spanwire.Limits(max_concurrent=1), retries=NEVER)
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                with pytest.raises((errors.ProtocolError, errors.ServerError)):
+                    await manager.complete(endpoint, chat())
+                assert (await manager.complete(endpoint, chat())).text
+
+        run(body)
+
+
+def test_a_key_that_the_server_repeats_is_not_shown() -> None:
+    script = Script(status=401, body=b'{"error":{"message":"Invalid key: sk-secret"}}')
+    with serving(script) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                with pytest.raises(errors.AuthenticationFailed, match=r"Invalid key: \*\*\*") as caught:
+                    await manager.complete(server.endpoint(api_key="sk-secret"), chat())
+                assert "sk-secret" not in repr(caught.value) + str(caught.value)
+
+        run(body)
+
+
+def test_the_part_in_which_a_call_was_given_up_is_on_its_timeline() -> None:
+    with serving(Script(status=503, headers={"retry-after": "5"})) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                endpoint = server.endpoint(timeouts=spanwire.Timeouts(total_s=0.1), retries=spanwire.Retries())
+                with pytest.raises(errors.CallTimeout) as caught:
+                    await manager.complete(endpoint, chat())
+                timeline = caught.value.timeline
+                assert timeline is not None
+                assert timeline.total_s >= 0.09
+                assert timeline.error_type == "CallTimeout"
+                assert timeline.segments["queue"].parts["backoff"].duration_s >= 0.05
+                assert_adds_up(timeline)
+
+        run(body)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_has_slots_of_its_own_and_its_parent_can_still_leave() -> None:
+    with serving(hello(hang_after=2), hello()) as server:
+        code = f"""
+        import os, sys, spanwire
+        manager = spanwire.default_sync_manager()
+        endpoint = spanwire.Endpoint("{server.url}", proxy=None, limits=spanwire.Limits(max_concurrent=1))
+        call = spanwire.Call.chat("m", [{{"role": "user", "content": "x"}}])
+        stream = manager.stream(endpoint, call)
+        next(stream)
+        ready, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            assert manager.complete(endpoint, call).text
+            os.read(ready, 1)  # lives on, with the parent's socket in its hands
+            os._exit(0)
+        stream.close()
+        print("left", flush=True)
+        sys.stdin.readline()
+        os.write(go, b"x")
+        print(os.waitpid(child, 0)[1])
+        """
+        child = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        server.wait_for(lambda s: s.requests and s.requests[0].left, 20)
+        server.wait_for(lambda s: len(s.requests) == 2 and s.requests[1].ended, 20)
+        out, err = child.communicate("\n", timeout=30)
+        assert (out, err) == ("left\n0\n", "")
