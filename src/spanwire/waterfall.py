@@ -55,6 +55,10 @@ def _ms(seconds: float) -> str:
     return f"{value:9.1f}" if value >= 100 else f"{value:9.2f}"
 
 
+def _span(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
 def _head(timeline: Timeline) -> Iterator[str]:
     what = f"{timeline.operation} {timeline.model}"
     where = f"{timeline.endpoint} over {timeline.transport}"
@@ -66,7 +70,7 @@ def _head(timeline: Timeline) -> Iterator[str]:
     if use is None:
         connection = "no connection"
     elif use.reused:
-        idle = f", idle for {use.idle_s:.3g} s" if use.idle_s is not None else ""
+        idle = f" after {_span(use.idle_s)} idle" if use.idle_s is not None else ""
         connection = f"connection {use.id} re-used{idle}"
     else:
         connection = f"connection {use.id} new"
