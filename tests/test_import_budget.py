@@ -38,11 +38,17 @@ def loaded(statement: str) -> set[str]:
 def test_importing_loads_no_framework_no_wire_library_and_few_modules() -> None:
     modules = loaded("import spanwire")
     assert not {name.split(".")[0] for name in modules} & FORBIDDEN
-    assert not [name for name in modules if name.startswith(("opentelemetry.sdk", "spanwire.net", "spanwire.cli", "spanwire.testing"))]
+    assert not [
+        name
+        for name in modules
+        if name.startswith(("opentelemetry.sdk", "spanwire.net", "spanwire.cli", "spanwire.testing"))
+    ]
     assert len(modules) < BUDGET
 
 
 def test_what_core_adds_to_its_dependencies_is_its_own() -> None:
-    before = loaded("import asyncio, pluggy, msgspec, opentelemetry.trace, opentelemetry.metrics, opentelemetry.propagate, importlib.metadata")
+    before = loaded(
+        "import asyncio, pluggy, msgspec, opentelemetry.trace, opentelemetry.metrics, opentelemetry.propagate, importlib.metadata"
+    )
     added = {name for name in loaded("import spanwire") - before if not name.startswith("spanwire")}
     assert len(added) < 20, sorted(added)

@@ -12,7 +12,9 @@ def test_all_is_complete_sorted_and_small() -> None:
     names = spanwire.__all__
     assert names == sorted(names, key=lambda name: (not name.isupper(), name.islower(), name))
     assert len(names) <= 25
-    public = {name for name in vars(spanwire) if not name.startswith("_") and not inspect.ismodule(getattr(spanwire, name))}
+    public = {
+        name for name in vars(spanwire) if not name.startswith("_") and not inspect.ismodule(getattr(spanwire, name))
+    }
     assert public - {"annotations"} == set(names)
 
 

@@ -377,10 +377,13 @@ class Stream:
             run = await self._open()
         if run.batch:
             return run.batch.pop()
-        chunk = await run.next()
-        if chunk is None:
+        items = await run.read()
+        if not items:
             raise StopAsyncIteration
-        return chunk
+        if len(items) == 1:
+            return items[0]  # type: ignore[return-value]
+        run.batch = list(reversed(items))  # type: ignore[arg-type]
+        return run.batch.pop()
 
     async def aclose(self) -> None:
         """Leave the call now; also from another task, whose pending read then ends. Does nothing if it has ended."""

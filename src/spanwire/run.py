@@ -11,7 +11,7 @@ import inspect
 import os
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .admission import Slots, Ticket
@@ -199,15 +199,6 @@ class Run:
         except BaseException as error:
             self._give_up(error)
             raise
-
-    async def next(self) -> Chunk | None:
-        """Read a batch into :attr:`batch` and give its first chunk; None at the end of the answer."""
-        items = await self.read()
-        if not items:
-            return None
-        if len(items) > 1:
-            self.batch = items[:0:-1]  # type: ignore[assignment]
-        return items[0]  # type: ignore[return-value]
 
     async def drain(self) -> None:
         """Read to the end; what came is in :attr:`items`, if it was no chunk, and in :meth:`reply`."""
@@ -420,50 +411,46 @@ class Run:
         """The next batch, [] at the end of the answer. An attempt that fails before any content is made again."""
         if self._reading or self._opener is not None:
             raise RuntimeError("two tasks read one stream at the same time; give each call a stream of its own")
-        while not self._is_over():
+        while not self.ended:
             if self._unsent:
                 await self._open_again()
-            items = await self._read_once()
+            exchange = self.exchange
+            assert exchange is not None
+            self._reading = True
+            try:
+                items = await exchange.read()
+            except Exception as error:  # noqa: BLE001 - a transport's bug is the error of its call
+                self._failed_to_read(error)
+                continue
+            finally:
+                self._reading = False
             if items:
                 if isinstance(items[0], Chunk):
                     self._builder.add(items)  # type: ignore[arg-type]
                 else:
                     self.items.extend(items)
                 return items  # type: ignore[return-value]
-            if not self._unsent and not self._is_over():
-                self.finish("completed", None)
+            self.finish("completed", None)  # unless somebody else has ended it while we were reading
         if self._error is not None:
             raise self._error
         return []
 
-    async def _read_once(self) -> Sequence[Item]:
-        """One read. () at the end, or if another attempt is to be made."""
-        exchange = self.exchange
-        assert exchange is not None
-        self._reading = True
-        try:
-            return await exchange.read()
-        except SpanwireError as error:
-            failure = error
-        except Exception as error:  # noqa: BLE001 - a transport's bug is the error of its call
-            failure = ConnectionFailed(
-                f"the transport failed with {type(error).__name__}", endpoint=self.endpoint.address, retryable=False
+    def _failed_to_read(self, error: Exception) -> None:
+        """Plan another attempt, or end the call with the error."""
+        if not isinstance(error, SpanwireError):
+            cause = error
+            error = ConnectionFailed(
+                f"the transport failed with {type(cause).__name__}", endpoint=self.endpoint.address, retryable=False
             )
-            failure.__cause__ = error
-        finally:
-            self._reading = False
+            error.__cause__ = cause
         if self.ended:  # by somebody else, who has said why
-            return ()
+            return
         try:
-            self._after_failure(failure)
+            self._after_failure(error)
         except SpanwireError as final:
             self._give_up(final)
             raise
         self._unsent = True
-        return ()
-
-    def _is_over(self) -> bool:
-        return self.ended
 
     async def _open_again(self) -> None:
         try:

@@ -25,17 +25,18 @@ class EventStreamParser:
     """Feed bytes, get events.
 
     Args:
-        on_event: called with (event name, data) of each event; the name is ``b""`` where the stream gave none.
+        on_event: called with (event name, data) of each event; the name is ``b""`` where the stream gave none. May be
+            replaced between two events.
         max_event_bytes: largest event, in bytes.
 
     Attributes:
         ignored: the first lines that were ignored and were no comments, for whoever has to explain an empty stream.
     """
 
-    __slots__ = ("_data", "_name", "_on_event", "_partial", "_size", "_skip_lf", "_start", "ignored", "max_event_bytes")
+    __slots__ = ("_data", "_name", "_partial", "_size", "_skip_lf", "_start", "ignored", "max_event_bytes", "on_event")
 
     def __init__(self, on_event: Callable[[bytes, bytes], None], *, max_event_bytes: int = 64 * 1024 * 1024) -> None:
-        self._on_event = on_event
+        self.on_event = on_event
         self.max_event_bytes = max_event_bytes
         self._partial: list[bytes] = []  # pieces of a line whose end has not come
         self._data: list[bytes] = []
@@ -77,7 +78,7 @@ class EventStreamParser:
             and not self._skip_lf
         ):
             self._start = False
-            self._on_event(b"", data[6:-2])
+            self.on_event(b"", data[6:-2])
             return
         self._feed(data)
 
@@ -141,7 +142,7 @@ class EventStreamParser:
             data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
             self._data.clear()
             self._size = 0
-            self._on_event(name, data)
+            self.on_event(name, data)
 
     def _field(self, line: bytes) -> None:
         field, _, _ = line.partition(b":")

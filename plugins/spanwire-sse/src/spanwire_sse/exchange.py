@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+from spanwire.calls import Chunk
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError, Truncated
 from spanwire.net.http1 import HTTP1Connection
 from spanwire.transport import Attempt, Head, Inbox
@@ -34,6 +35,7 @@ class HTTPExchange(Inbox):
         "_attempt",
         "_body",
         "_codec",
+        "_decode",
         "_decoder",
         "_decompress",
         "_finished",
@@ -45,6 +47,7 @@ class HTTPExchange(Inbox):
         "_size",
         "_take",
         "head",
+        "on_body",
     )
 
     def __init__(self, http: HTTP1Connection, codec: Codec, decoder: AnswerDecoder, attempt: Attempt) -> None:
@@ -52,6 +55,7 @@ class HTTPExchange(Inbox):
         self._http = http
         self._codec = codec
         self._decoder = decoder
+        self._decode = decoder.event
         self._attempt = attempt
         self._marks = attempt.marks
         self._max_bytes = attempt.endpoint.limits.max_event_bytes
@@ -61,6 +65,7 @@ class HTTPExchange(Inbox):
         self._body: list[bytes] = []
         self._size = 0
         self._take: Callable[[bytes], None] = self._sniff
+        self.on_body: Callable[[bytes], None] = self._sniff
         self._paused_since_ns = 0
         self.head = Head()
 
@@ -83,13 +88,15 @@ class HTTPExchange(Inbox):
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             self._decompress = decompressor(encoding, self._max_bytes, strict=self._take == self._sniff)
+            self.on_body = self._decompressed
+        else:
+            self.on_body = self._take
 
-    def on_body(self, data: bytes) -> None:
-        if self._decompress is not None:
-            data = self._decompress(data)
-            if not data:
-                return
-        self._take(data)
+    def _decompressed(self, data: bytes) -> None:
+        assert self._decompress is not None
+        plain = self._decompress(data)
+        if plain:
+            self._take(plain)
 
     def on_batch(self) -> None:
         if not self._finished:
@@ -105,13 +112,19 @@ class HTTPExchange(Inbox):
         if text[:1] in (b"{", b"[", b"<"):
             self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
             self._body = []
-            self._take = self._collect
+            self._use(self._collect)
             self._collect(start)
             return
         self._body = []
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
-        self._take = self._parser.feed
+        self._use(self._parser.feed)
         self._parser.feed(start)
+
+    def _use(self, take: Callable[[bytes], None]) -> None:
+        """From now on body bytes go there, without a step in between: this is the hot path."""
+        self._take = take
+        if self._decompress is None:
+            self.on_body = take
 
     def _collect(self, data: bytes) -> None:
         self._size += len(data)
@@ -128,21 +141,24 @@ class HTTPExchange(Inbox):
             self._body.append(data)
 
     def _event(self, name: bytes, data: bytes) -> None:
-        if self._finished:
-            return
-        decoder = self._decoder
-        chunk = decoder.event(name, data)
-        marks = self._marks
+        """An event up to the first content."""
+        before = len(self._items)
+        self._later_event(name, data)
+        if len(self._items) > before:
+            marks = self._marks
+            marks.first_chunk_ns = marks.first_chunk_ns or marks.last_chunk_ns
+            chunk = self._items[-1]
+            if isinstance(chunk, Chunk) and chunk.has_content:
+                marks.first_content_ns = marks.last_chunk_ns
+                if self._parser is not None:
+                    self._parser.on_event = self._later_event
+
+    def _later_event(self, name: bytes, data: bytes) -> None:
+        chunk = self._decode(name, data)
         if chunk is not None:
-            arrival_ns = self._http.arrival_ns
-            marks.last_chunk_ns = arrival_ns
-            if not marks.first_content_ns:
-                if not marks.first_chunk_ns:
-                    marks.first_chunk_ns = arrival_ns
-                if chunk.text or chunk.reasoning or chunk.tool_calls:
-                    marks.first_content_ns = arrival_ns
+            self._marks.last_chunk_ns = self._http.arrival_ns
             self._items.append(chunk)
-        elif decoder.done:
+        elif self._decoder.done:
             self._terminal()
 
     def _terminal(self) -> None:
@@ -163,8 +179,10 @@ class HTTPExchange(Inbox):
 
     def _let_go(self) -> None:
         """Break the cycles of bound methods, so that the bytes go when the call does and not when the collector comes."""
-        self._take = _ignore
-        self._parser = None
+        self._take = self.on_body = _ignore
+        if self._parser is not None:
+            self._parser.on_event = _ignore_event
+            self._parser = None
         self._body = []
 
     def on_end(self) -> None:
@@ -291,6 +309,10 @@ class HTTPExchange(Inbox):
 
 def _ignore(_data: bytes) -> None:
     """What comes after the terminal event belongs to nobody."""
+
+
+def _ignore_event(_name: bytes, _data: bytes) -> None:
+    """The same for events that came in the same read."""
 
 
 def _shown_url(url: str) -> str:
