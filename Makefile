@@ -48,7 +48,7 @@ lock: ## write uv.lock anew after a change of dependencies
 	$(UV) lock $(ARGS)
 
 clean: ## remove environments, caches and everything built
-	rm -rf .venv .tools dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .tools .peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 sync:

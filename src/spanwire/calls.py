@@ -97,6 +97,10 @@ class Call(msgspec.Struct, frozen=True, eq=False):
             raise ConfigurationError(f"input must be a text or a list of texts that is not empty, not {_kind(input)}")
         return cls("embeddings", model, _body({"input": input}, parameters), dict(headers or {}))
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("operation", self.operation), ("model", self.model)]
+
     def __repr__(self) -> str:
         return f"Call(operation={self.operation!r}, model={self.model!r}, body=<{', '.join(sorted(self.body))}>)"
 
@@ -142,6 +146,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     name: str | None = None
     arguments: str = ""
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("index", self.index), ("id", self.id), ("name", self.name)]
+
     def __repr__(self) -> str:
         return f"ToolCallDelta(index={self.index}, id={self.id!r}, name={self.name!r}, arguments=<{len(self.arguments)} characters>)"
 
@@ -152,6 +160,10 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     id: str
     name: str
     arguments: str
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("id", self.id), ("name", self.name)]
 
     def __repr__(self) -> str:
         return f"ToolCall(id={self.id!r}, name={self.name!r}, arguments=<{len(self.arguments)} characters>)"
@@ -180,6 +192,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     def has_content(self) -> bool:
         """Whether text, reasoning or a tool call is in it: a role, a finish reason or usage are not content."""
         return bool(self.text or self.reasoning or self.tool_calls)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("characters", len(self.text)), ("finish_reason", self.finish_reason), ("usage", self.usage)]
 
     def __repr__(self) -> str:
         return (
@@ -213,6 +229,10 @@ class Reply(msgspec.Struct, frozen=True, eq=False):
     headers: Mapping[str, str] = {}
     timeline: Timeline | None = None
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("characters", len(self.text)), ("finish_reason", self.finish_reason), ("usage", self.usage)]
+
     def __repr__(self) -> str:
         return (
             f"Reply(text=<{len(self.text)} characters>, tool_calls={len(self.tool_calls)}, "
@@ -236,6 +256,10 @@ class Embeddings(msgspec.Struct, frozen=True, eq=False):
     usage: Usage | None = None
     headers: Mapping[str, str] = {}
     timeline: Timeline | None = None
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("vectors", len(self.vectors)), ("model", self.model), ("usage", self.usage)]
 
     def __repr__(self) -> str:
         width = len(self.vectors[0]) if self.vectors else 0

@@ -38,6 +38,8 @@ def check_headers(headers: Mapping[str, str], where: str) -> None:
     Raises:
         ConfigurationError: names the header, never its value.
     """
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(f"{where} must be a mapping of names to text, not {type(headers).__name__}")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
             raise ConfigurationError(f"{where}: {name!r:.60} is not a header name (RFC 9110: letters, digits and -_.)")
@@ -47,12 +49,15 @@ def check_headers(headers: Mapping[str, str], where: str) -> None:
             raise ConfigurationError(f"{where}: the value of header {name!r} has a line break or NUL in it")
 
 
-def _check_seconds(owner: str, values: Mapping[str, float | None], *, zero_is_fine: bool = False) -> None:
+def _check_seconds(
+    owner: str, values: Mapping[str, float | None], *, zero_is_fine: bool = False, none_is_fine: bool = True
+) -> None:
     for name, value in values.items():
-        if value is None:
+        if value is None and none_is_fine:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-            raise ConfigurationError(f"{owner}({name}=...) must be a number of seconds or None, not {value!r:.40}")
+            kind = "a number of seconds or None" if none_is_fine else "a number of seconds"
+            raise ConfigurationError(f"{owner}({name}=...) must be {kind}, not {value!r:.40}")
         if value < 0 or (value == 0 and not zero_is_fine):
             raise ConfigurationError(f"{owner}({name}={value}) must be more than 0; None means no limit")
 
@@ -97,9 +102,12 @@ class Limits(msgspec.Struct, frozen=True):
             ("max_queue", self.max_queue, 0),
             ("max_event_bytes", self.max_event_bytes, 1),
         ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is None and name != "max_event_bytes":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                or_none = "" if name == "max_event_bytes" else ", or None"
                 raise ConfigurationError(
-                    f"Limits({name}={value!r:.40}) must be a whole number of at least {least}, or None"
+                    f"Limits({name}={value!r:.40}) must be a whole number of at least {least}{or_none}"
                 )
         _check_seconds("Limits", {"queue_timeout_s": self.queue_timeout_s}, zero_is_fine=True)
         _check_seconds("Limits", {"max_connection_age_s": self.max_connection_age_s, "max_idle_s": self.max_idle_s})
@@ -147,7 +155,8 @@ class Retries(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"Retries(max_attempts={self.max_attempts!r:.40}) counts the first attempt too: at least 1"
             )
-        _check_seconds("Retries", {"base_s": self.base_s, "max_wait_s": self.max_wait_s}, zero_is_fine=True)
+        waits = {"base_s": self.base_s, "max_wait_s": self.max_wait_s}
+        _check_seconds("Retries", waits, zero_is_fine=True, none_is_fine=False)
 
 
 class Origin(NamedTuple):
@@ -196,6 +205,12 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
     def __post_init__(self) -> None:
         url, query, origin, path = _parse(self.url)
         force_setattr(self, "url", url)
+        for name in ("query", "options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigurationError(f"Endpoint.{name} must be a mapping, not {type(getattr(self, name)).__name__}")
+        for name, value in self.query.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ConfigurationError(f"Endpoint.query must be a mapping of text to text; look at {name!r:.40}")
         if query:
             force_setattr(self, "query", {**query, **self.query})
         check_headers(self.headers, "Endpoint.headers")
@@ -249,6 +264,10 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         client = self.options.get("http_client")
         return (self.origin, self.tls, self.proxy, self.uds, None if client is None else id(client))
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows instead of every field, which is what msgspec would give it."""
+        return [("url", f"{self.origin.scheme}://{self.address}{self.path}"), ("api_key", self.api_key and "<set>")]
+
     def __repr__(self) -> str:
         scheme = self.origin.scheme
         key = "" if self.api_key is None else ", api_key=<set>"
@@ -263,22 +282,23 @@ def _parse(url: str) -> tuple[str, dict[str, str], Origin, str]:
         raise ConfigurationError(f"Endpoint.url must be text {example}, not {type(url).__name__}")
     if _BAD_URL.search(url):
         raise ConfigurationError("Endpoint.url has a space or a control character in it; percent-encode it")
+    # What is wrong is said without the URL where it may hold a password; urlsplit's own words repeat it too.
+    shown = "" if "@" in url else f" {url.split('?', maxsplit=1)[0]!r:.80}"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigurationError(f"Endpoint.url cannot be read: {error}; write one {example}") from error
+        words = "" if "@" in url else f": {error}"
+        raise ConfigurationError(f"Endpoint.url{shown} cannot be read{words}; write one {example}") from None
     scheme = parts.scheme.lower()
     if not scheme or not parts.netloc:
-        raise ConfigurationError(
-            f"Endpoint.url {url.split('?', maxsplit=1)[0]!r:.80} has no scheme and host; write one {example}"
-        )
+        raise ConfigurationError(f"Endpoint.url{shown} has no scheme and host; write one {example}")
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("Endpoint.url has a user name or password in it; use api_key= or headers= instead")
     if parts.fragment:
         raise ConfigurationError("Endpoint.url has a #fragment, which is never sent to a server; remove it")
     if not parts.hostname:
-        raise ConfigurationError(f"Endpoint.url {url.split('?', maxsplit=1)[0]!r:.80} has no host; write one {example}")
+        raise ConfigurationError(f"Endpoint.url{shown} has no host; write one {example}")
     if port is None:
         port = _DEFAULT_PORTS.get(scheme, 0)  # 0: a third party's scheme, whose transport knows what that means
     path = parts.path.rstrip("/")

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -85,7 +86,7 @@ class Dial:
 
     Attributes:
         expect: exchanges that it will probably carry.
-        counted: the waiters that are counted on it.
+        counted: the waiters that are counted on it, in order of arrival.
         context: whatever the pool's owner gave with the call that asked for it; None when warming up.
     """
 
@@ -96,7 +97,7 @@ class Dial:
         self.end_ns = 0
         self.expect = expect
         self.marks = Marks()
-        self.counted: set[Waiter] = set()
+        self.counted: dict[Waiter, None] = {}  # in order of arrival
         self.context: object = None
 
 
@@ -220,12 +221,12 @@ class PoolState:
         """Count a waiter on this dial, and on no other one any more."""
         before = waiter.dial
         if before is not None:
-            before.counted.discard(waiter)
+            before.counted.pop(waiter, None)
             if before in self.dials:
                 self._roomy[before] = None
         waiter.dial = dial
         if dial is not None:
-            dial.counted.add(waiter)
+            dial.counted[waiter] = None
             if len(dial.counted) >= dial.expect:
                 self._roomy.pop(dial, None)
 
@@ -247,6 +248,8 @@ class PoolState:
             self._multiplexed = True
         self._serve(member, dial, now_ns)
         self._list(member)
+        if not connection.usable():
+            self._drop_if_idle(member)
         left_over = list(dial.counted)
         for waiter in left_over:
             self._count(waiter, None)
@@ -285,7 +288,7 @@ class PoolState:
                 waiter.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
                 waiter.by = dial
             self._count(waiter, None)
-            if dial is not None and own is not dial and dial.counted:
+            if own is not None and dial is not None and own is not dial and dial.counted:
                 # A swap: one that is counted on this dial takes over the other one, so that nobody is without a supply.
                 self._count(next(iter(dial.counted)), own)
             self._lease(member)
@@ -340,7 +343,7 @@ class PoolState:
                 continue
             if not self._fit(member, now_ns, limits):
                 self._drop_if_idle(member)
-            elif limits.max_idle_s is not None:
+            elif limits.max_idle_s is not None and math.isfinite(limits.max_idle_s):
                 due_ns = int(member.idle_since_ns + limits.max_idle_s * 1e9) - now_ns
                 next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
         return next_ns
@@ -473,20 +476,21 @@ class Pool:
         Raises:
             ConnectionFailed, CallTimeout: of the first dial that failed.
         """
+        if self._closed:
+            raise _closed(attempt)
         self._limits = attempt.endpoint.limits
         now_ns = time.perf_counter_ns()
         self.state.evict(now_ns, self._limits)
         self._close_dropped()
         room = self.state.room(now_ns, self._limits)
-        tasks = []
         while room < count:
-            tasks.append(self._start_dial(attempt, None))
+            self._start_dial(attempt, None)
             room += max(1, self.transport.expect)
-        pending = set(self._tasks)
+        pending = set(self._tasks)  # those that others have asked for make room too
         if pending:
             await asyncio.wait(pending)
-        for task in tasks:
-            error = task.result()
+        for task in pending:
+            error = _closed(attempt) if task.cancelled() else task.result()
             if error is not None:
                 raise _copy(error)
 
@@ -521,16 +525,19 @@ class Pool:
         error: SpanwireError | None = None
         limit_s = attempt.timeouts.connect_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as timer:
                 connection = await self.transport.connect(attempt.endpoint, attempt)
         except TimeoutError as cause:
             phase = dial.marks.open_part or "connect"
-            error = CallTimeout(
-                f"no connection within {limit_s} s (Timeouts.connect_s), it stood at {phase}",
-                limit="connect_s",
-                endpoint=attempt.endpoint.address,
-                phase=phase,
-            )
+            if timer.expired():
+                error = CallTimeout(
+                    f"no connection within {limit_s} s (Timeouts.connect_s), it stood at {phase}",
+                    limit="connect_s",
+                    endpoint=attempt.endpoint.address,
+                    phase=phase,
+                )
+            else:  # the system's own, ETIMEDOUT
+                error = ConnectionFailed("the system timed out", endpoint=attempt.endpoint.address, phase=phase)
             error.__cause__ = cause
         except SpanwireError as cause:
             error = cause
@@ -580,8 +587,9 @@ class Pool:
             member.connection.abort()
 
     def _arm_evictor(self) -> None:
-        if self._evictor is None and self._limits.max_idle_s is not None and not self._closed:
-            self._evictor = self.loop.call_later(self._limits.max_idle_s, self._evict)
+        idle_s = self._limits.max_idle_s
+        if self._evictor is None and idle_s is not None and math.isfinite(idle_s) and not self._closed:
+            self._evictor = self.loop.call_later(idle_s, self._evict)
 
     def _evict(self) -> None:
         self._evictor = None
@@ -601,6 +609,8 @@ class Pool:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for waiter in list(self.state.waiters):  # for the end of a message, not for a dial
+            self.state.refuse(waiter, ConnectionFailed("the manager was closed", retryable=False))
         members, self.state.members = list(self.state.members), set()
         await asyncio.gather(*(self._close_one(member) for member in members))
 

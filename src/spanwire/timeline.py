@@ -451,7 +451,8 @@ class Timeline:
                 pieces.append(("queue", "backoff", attempt.begin_ns - before_ns, "measured"))
             _add_attempt(pieces, attempt)
             before_ns = attempt.end_ns
-        if before_ns:  # it ended while it waited for another attempt
+        if self._record.attempts and self._record.attempts[-1].outcome in ("error", "timeout"):
+            # It ended while it waited for another attempt; 0 if the last one's end was its own.
             pieces.append(("queue", "backoff", self._record.end_ns - before_ns, "measured"))
         return _add_up(pieces, self._record.end_ns - self._record.begin_ns)
 

@@ -111,7 +111,7 @@ def draw(timeline: Timeline) -> str:
     for (segment, part), (duration_ns, source) in sorted(timeline.pieces.items(), key=lambda row: _rank(row[0])):
         label = f"{segment} {part}".rstrip()
         bar = _bar(begin / total_ns, (begin + duration_ns) / total_ns)
-        lines.append(f"{label:<21}{_ms(duration_ns / 1e9)}  {bar:<{_BAR}} {source}")
+        lines.append(f"{label[:21]:<21}{_ms(duration_ns / 1e9)}  {bar:<{_BAR}} {source}")
         begin += duration_ns
     lines.append(f"{'total':<21}{_ms(timeline.total_s)}")
     return "\n".join(lines)

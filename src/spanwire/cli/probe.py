@@ -92,6 +92,7 @@ class Probe:
         self._on_call = on_call
         self._left = plan.calls
         self._ok = False
+        self._running = 0
         self._wrong: ConfigurationError | None = None
         self._connections = _Connections()
         self._begin_s = 0.0
@@ -174,6 +175,7 @@ class Probe:
     async def _caller(self, manager: ConnectionManager) -> None:
         while self._left and self._wrong is None and not self.gave_up:
             self._left -= 1
+            self._running += 1
             try:
                 if self.plan.cold:
                     async with ConnectionManager(telemetry=self._connections) as own:
@@ -183,6 +185,8 @@ class Probe:
             except ConfigurationError as error:
                 self._wrong = error
                 return
+            finally:
+                self._running -= 1
             self._take(outcome)
 
     def _take(self, outcome: Outcome) -> None:
@@ -204,8 +208,9 @@ class Probe:
         except ConfigurationError:
             raise
         except SpanwireError as error:
-            failures = len(self.outcomes) + 1
-            if not self._ok and (not error.retryable or failures >= max(_HOPELESS_AFTER, plan.concurrency)):
+            # Not while others still run: a server that takes two calls at once refuses the rest at once.
+            many = len(self.outcomes) + 1 >= max(_HOPELESS_AFTER, plan.concurrency) and self._running == 1
+            if not self._ok and (many or not error.retryable):
                 self.gave_up = bool(self._left)
             message = f"{error}{_hint(error, plan.endpoint)}"
             return Outcome(error.timeline, error_type=type(error).__name__, message=message)

@@ -225,9 +225,13 @@ def _tokens(good: Sequence[Outcome], elapsed_s: float) -> Tokens | None:
     )
 
 
+#: An answer that comes within this time after its first content came at once, and has no speed of its own, in seconds.
+_PACED_S = 0.01
+
+
 def _speed(outcome: Outcome) -> float | None:
     model = outcome.timeline.segments.get("model") if outcome.timeline is not None else None
     decode = model.parts.get("decode") if model is not None else None
-    if decode is None or decode.duration_s <= 0 or outcome.tokens < 2:
+    if decode is None or decode.duration_s < _PACED_S or outcome.tokens < 2:
         return None
     return (outcome.tokens - 1) / decode.duration_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -110,20 +111,20 @@ async def _adopt(
         marks.end("tls", time.perf_counter_ns())
         return protocol
     except ssl.SSLCertVerificationError as error:
-        sock.close()
-        raise _failed(
-            endpoint,
-            "tls",
-            "the server's certificate is not trusted; for a private CA use TLS(ca=FILE)",
-            error,
-            retryable=False,
-        ) from error
+        _end(sock)
+        raise _not_trusted(endpoint, error) from error
     except OSError as error:  # ssl.SSLError is one
-        sock.close()
+        _end(sock)
         raise _failed(endpoint, "tls", "the TLS handshake failed", error) from error
     except BaseException:
-        sock.close()
+        _end(sock)
         raise
+
+
+def _end(sock: socket.socket) -> None:
+    """Tell the peer. Not ``close()``: a transport of the loop owns the descriptor by now, and closes it in a moment."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 async def _dial_unix(endpoint: Endpoint, path: str, marks: Marks, factory: Callable[[], _P]) -> _P:
@@ -135,11 +136,20 @@ async def _dial_unix(endpoint: Endpoint, path: str, marks: Marks, factory: Calla
         _, protocol = await asyncio.get_running_loop().create_unix_connection(
             factory, path, ssl=context, server_hostname=endpoint.origin.host if context else None
         )
+    except ssl.SSLCertVerificationError as error:
+        raise _not_trusted(endpoint, error) from error
+    except ssl.SSLError as error:
+        raise _failed(endpoint, "tls", "the TLS handshake failed", error) from error
     except OSError as error:
         raise _failed(endpoint, "connect", "the unix socket cannot be reached", error) from error
     marks.end("connect", time.perf_counter_ns())
     marks.rtt_ns = 0  # there is no network in between
     return protocol
+
+
+def _not_trusted(endpoint: Endpoint, error: BaseException) -> ConnectionFailed:
+    what = "the server's certificate is not trusted; for a private CA use TLS(ca=FILE)"
+    return _failed(endpoint, "tls", what, error, retryable=False)
 
 
 def _failed(

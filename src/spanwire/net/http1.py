@@ -27,6 +27,8 @@ _MIN_RTT = struct.Struct("=I")
 _MIN_RTT_OFFSET = 148
 _NO_SAMPLE = 0xFFFFFFFF
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+#: A request over this size is written in pieces, in bytes: what the kernel's buffer takes at once, or a few times that.
+_PIECE_BYTES = 64 * 1024
 #: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
 _KEEP_ALIVE_MARGIN_S = 1.0
 
@@ -72,6 +74,7 @@ class HTTP1Connection(asyncio.Protocol):
         "_keep_alive",
         "_keep_alive_until_ns",
         "_parser",
+        "_rest",
         "_sink",
         "_socket",
         "_transport",
@@ -97,6 +100,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._write_paused = False
+        self._rest: memoryview | bytes = b""
         self._connect_rtt_ns: int | None = None
         self.arrival_ns = 0
         self.first_arrival_ns = 0
@@ -116,8 +120,21 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers = []
         self.first_arrival_ns = 0
-        self._transport.write(request)
-        return not self._write_paused
+        if len(request) <= _PIECE_BYTES:
+            self._transport.write(request)
+        else:
+            self._rest = memoryview(request)
+            self._write_on()
+        return not self._sending()
+
+    def _sending(self) -> bool:
+        return self._write_paused or bool(self._rest)
+
+    def _write_on(self) -> None:
+        """Write a large request in pieces: asyncio buffers what TLS makes of it without telling."""
+        while self._rest and not self._write_paused and self._transport is not None:
+            piece, self._rest = self._rest[:_PIECE_BYTES], self._rest[_PIECE_BYTES:]
+            self._transport.write(piece)
 
     def usable(self) -> bool:
         """Whether it may take another request, now or after the answer that is under way."""
@@ -166,7 +183,9 @@ class HTTP1Connection(asyncio.Protocol):
     async def aclose(self) -> None:
         """Close in order and wait until it is done."""
         self._keep_alive = False
-        self._sink = None
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.on_lost(ConnectionFailed("the connection was closed", endpoint=self._address, retryable=False))
         if self._transport is not None:
             self._transport.close()
             await asyncio.shield(self._closed)
@@ -174,7 +193,8 @@ class HTTP1Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self._keep_alive = False
-        if self._transport is None or self._transport.is_closing():
+        self._rest = b""
+        if self._transport is None or self._closed.done():
             return
         if self._socket is not None:
             # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
@@ -204,11 +224,7 @@ class HTTP1Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            if isinstance(cause, SpanwireError):
-                self._fail(cause)
-            else:
-                self._fail(self._not_http("an answer that could not be handled", cause or error))
+            self._fail(self._raised(error.__context__ or error))
         except httptools.HttpParserUpgrade as error:
             self._fail(self._not_http("a switch of protocols that nobody asked for", error))
         except httptools.HttpParserError as error:
@@ -221,7 +237,7 @@ class HTTP1Connection(asyncio.Protocol):
                         ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
                     )
                     return
-            sink.on_batch()
+            self._batch(sink)
 
     def eof_received(self) -> None:
         return None  # the transport closes itself; connection_lost follows
@@ -236,7 +252,6 @@ class HTTP1Connection(asyncio.Protocol):
         self.arrival_ns = time.perf_counter_ns()
         if self._until_eof and error is None and not self._in_head:
             self._end(sink)
-            sink.on_batch()
             return
         words = f": {error.strerror or error}" if isinstance(error, OSError) else ""
         if self.first_arrival_ns:
@@ -252,7 +267,8 @@ class HTTP1Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        if self._sink is not None:
+        self._write_on()
+        if self._sink is not None and not self._sending():
             self._sink.on_sent()
 
     # --- httptools callbacks ----------------------------------------------------------------------------------------
@@ -271,13 +287,15 @@ class HTTP1Connection(asyncio.Protocol):
             self._headers = []
             self.first_arrival_ns = 0  # of the final answer, which may come much later
             return
+        if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:  # whole in one read
+            raise ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
         self._in_head = False
         self._final = True
         if not self.first_arrival_ns:
             self.first_arrival_ns = self.arrival_ns
         headers: dict[str, str] = {}
         for raw_name, raw_value in self._headers:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         self._until_eof = "content-length" not in headers and "transfer-encoding" not in headers
         self._sink.on_head(status, headers)
@@ -294,7 +312,7 @@ class HTTP1Connection(asyncio.Protocol):
         if self._keep_alive and not self._parser.should_keep_alive():
             self._keep_alive = False
         self._hear_keep_alive()
-        if self._write_paused:  # answered before it had read the request to its end: the rest would go to the next call
+        if self._sending():  # answered before it had read the request to its end: the rest would go to the next call
             self.abort()
         elif not self._keep_alive and self._transport is not None:
             self._transport.close()
@@ -316,7 +334,20 @@ class HTTP1Connection(asyncio.Protocol):
         try:
             sink.on_end()
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the event loop's
-            sink.on_lost(self._not_http("an answer that could not be handled", error))
+            self._drop()
+            sink.on_lost(self._raised(error))
+
+    def _batch(self, sink: Sink) -> None:
+        try:
+            sink.on_batch()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(self._raised(error))
+
+    def _raised(self, error: BaseException) -> SpanwireError:
+        """What a sink has raised, as the exchange's error."""
+        if isinstance(error, SpanwireError):
+            return error
+        return self._not_http("an answer that could not be handled", error)
 
     # --- the bad ends -----------------------------------------------------------------------------------------------
 

@@ -147,10 +147,12 @@ class ChatDecoder:
             self.done = True
         if text in (DONE, b""):
             return None
+        if name == b"error":
+            raise error_in(data)
         event = _lenient_json(data)
         if not isinstance(event, dict):
             raise ProtocolError(f"an event of the stream is not a JSON object: {_show(data)}")
-        if event.get("error") or name == b"error":
+        if event.get("error"):
             raise error_in(data)
         self._see(event.get("id"), event.get("model"))
         choices = event.get("choices")
@@ -166,6 +168,8 @@ class ChatDecoder:
         found = self._usage_once(usage, last=not choices)
         choice = next((choice for choice in choices if not choice.index), None) if choices else None
         if choice is None:
+            if choices is None and usage is None:
+                _raise_if_error_object(data)
             return None if found is None else Chunk("", "", (), None, found, data)
         self.events += 1
         delta = choice.delta or choice.message or _EMPTY
@@ -401,8 +405,8 @@ def error_in(body: bytes, *, status: int | None = None, **more: Any) -> ServerEr
     message: Any = None
     code: Any = None
     try:
-        found = _decode_any(body)
-    except (msgspec.DecodeError, RecursionError):
+        found = _lenient_json(body)
+    except ProtocolError:
         found = None
         message = body.decode("utf-8", "replace").strip()
         if message.startswith("<"):
@@ -439,9 +443,19 @@ def _detail(detail: Any) -> Any:
     rows = []
     for row in detail:
         if isinstance(row, dict):
-            where = ".".join(str(part) for part in row.get("loc") or ())
+            loc = row.get("loc")
+            where = ".".join(str(part) for part in loc) if isinstance(loc, list) else ""
             rows.append(f"{where}: {row.get('msg', 'not valid')}" if where else str(row.get("msg", "not valid")))
+        elif isinstance(row, str):
+            rows.append(row)
     return "; ".join(rows)
+
+
+def _raise_if_error_object(data: bytes) -> None:
+    """``{"object": "error", "message", "code"}``, as older vLLM servers send in a stream."""
+    found = _lenient_json(data)
+    if isinstance(found, dict) and found.get("object") == "error":
+        raise error_in(data)
 
 
 def _status_text(status: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NoReturn
 
 from ..errors import MessageTooBig
 
@@ -73,7 +74,7 @@ class EventStreamParser:
             and data.find(b"\n") == len(data) - 2
             and data.endswith(b"\n\n")
             and b"\r" not in data
-            and len(data) <= self.max_event_bytes
+            and len(data) <= self.max_event_bytes + 1
             and not self._name
             and not self._skip_lf
         ):
@@ -104,10 +105,11 @@ class EventStreamParser:
             lines[0] = b"".join(self._partial) + lines[0]
             self._partial.clear()
         for line in lines:
+            if self._size + len(line) > self.max_event_bytes:
+                self._too_big()
             if line.startswith(b"data:"):
-                value = _value(line, 5)
-                self._grow(len(value) + 1)
-                self._data.append(value)
+                self._grow(len(line) + 1)
+                self._data.append(_value(line, 5))
             elif not line:
                 self._dispatch()
             elif not line.startswith(b":"):
@@ -132,9 +134,10 @@ class EventStreamParser:
     def _grow(self, count: int) -> None:
         self._size += count
         if self._size > self.max_event_bytes:
-            raise MessageTooBig(
-                f"one event of the answer is over {self.max_event_bytes} bytes (Limits.max_event_bytes)"
-            )
+            self._too_big()
+
+    def _too_big(self) -> NoReturn:
+        raise MessageTooBig(f"one event of the answer is over {self.max_event_bytes} bytes (Limits.max_event_bytes)")
 
     def _dispatch(self) -> None:
         name, self._name = self._name, b""
@@ -149,7 +152,7 @@ class EventStreamParser:
         if field == b"event":
             self._name = _value(line, 6)
         elif line == b"data":
-            self._grow(1)
+            self._grow(len(line) + 1)
             self._data.append(b"")
         elif field not in (b"id", b"retry") and sum(map(len, self.ignored)) < _IGNORED_BYTES:
             self.ignored.append(line[:_IGNORED_BYTES])

@@ -3,7 +3,8 @@
 Servers leave out the index, give several calls the same one, repeat id and name in every delta or send them empty,
 send arguments as null or as an object, or send no id at all. The rules:
 
-* An index is believed, unless the delta brings another id than the call of that index has: then it is a new call.
+* An index is believed, unless the delta brings another id than the call of that index has: then it is a new call. One
+  that comes later, with neither id nor name, is that of the call before.
 * Without an index an id decides: a known one continues its call, a new one begins a call.
 * With neither, a delta continues the call that came last, unless it brings a name while that call has arguments
   already: then it begins a call.
@@ -22,7 +23,7 @@ __all__ = ["ToolCallRepair"]
 
 
 class _Known:
-    __slots__ = ("given_id", "has_arguments", "id", "index", "name")
+    __slots__ = ("given_id", "has_arguments", "has_index", "id", "index", "name")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -30,6 +31,7 @@ class _Known:
         self.given_id = False
         self.name = ""
         self.has_arguments = False
+        self.has_index = False  # the server has given one
 
 
 class ToolCallRepair:
@@ -70,7 +72,13 @@ class ToolCallRepair:
             if known is not None and not (id and known.given_id and self._by_id.get(id) is not known):
                 return known
             # Its earlier deltas may have come without an index, or with another one.
-            known = (self._by_id.get(id) if id else None) or self._new()
+            known = self._by_id.get(id) if id else None
+            last = self._last
+            if known is None and not id and not name and last is not None and not last.has_index:
+                known = last
+            if known is None:
+                known = self._new()
+            known.has_index = True
             self._by_index[index] = known
             return known
         if id:
