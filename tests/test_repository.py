@@ -1,0 +1,85 @@
+"""What has to hold for every distribution in the workspace, also for the ones that are added later."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MEMBERS = sorted(
+    path.parent for pattern in ("plugins", "integrations") for path in ROOT.glob(f"{pattern}/*/pyproject.toml")
+)
+DISTRIBUTIONS = [ROOT, *MEMBERS]
+
+each_distribution = pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
+each_member = pytest.mark.parametrize("folder", MEMBERS, ids=lambda folder: folder.name)
+
+
+def project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+VERSION: str = project(ROOT)["project"]["version"]
+
+
+@each_distribution
+def test_wheel_is_typed_and_licensed(folder: Path) -> None:
+    data = project(folder)
+    packages = data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages
+    assert all((folder / package / "py.typed").is_file() for package in packages)
+    assert data["project"]["license"] == "Apache-2.0"
+    assert data["project"]["license-files"] == ["LICENSE"]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@each_distribution
+def test_one_version_and_one_python_floor_for_all(folder: Path) -> None:
+    data = project(folder)["project"]
+    assert data["version"] == VERSION
+    assert data["requires-python"] == project(ROOT)["project"]["requires-python"]
+
+
+@each_member
+def test_member_requires_the_core_of_its_own_minor_version(folder: Path) -> None:
+    major, minor, *_ = VERSION.split(".")
+    assert f"spanwire>={major}.{minor},<{major}.{int(minor) + 1}" in project(folder)["project"]["dependencies"]
+
+
+@each_member
+def test_member_can_be_reached_by_the_name_spanwire(folder: Path) -> None:
+    """As a dependency or through an extra: users never type the name of a member."""
+    data = project(ROOT)["project"]
+    wanted = [*data["dependencies"], *(line for extra in data["optional-dependencies"].values() for line in extra)]
+    name = project(folder)["project"]["name"]
+    major, minor, *_ = VERSION.split(".")
+    assert f"{name}>={major}.{minor},<{major}.{int(minor) + 1}" in wanted
+
+
+def test_extra_all_is_all() -> None:
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    assert extras.pop("all") == [f"spanwire[{','.join(extras)}]"]
+
+
+@each_member
+def test_member_has_its_folder_of_tests(folder: Path) -> None:
+    """plugins/spanwire-sse is tested in tests/plugins/sse or tests/plugins/test_sse*.py."""
+    (package,) = (folder / "src").iterdir()
+    name = package.name.removeprefix("spanwire_")
+    tests = ROOT / "tests" / folder.parent.name
+    assert [*tests.glob(f"{name}/test_*.py"), *tests.glob(f"test_{name}*.py")]
+
+
+def test_folders_of_core_tests_mirror_the_sources() -> None:
+    tested = {path.parent.relative_to(ROOT / "tests" / "core") for path in ROOT.glob("tests/core/**/test_*.py")}
+    assert tested
+    assert [path for path in tested if not (ROOT / "src" / "spanwire" / path).is_dir()] == []
+
+
+def test_changelog_knows_this_version() -> None:
+    headings = [
+        line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line.startswith("## ")
+    ]
+    assert headings
+    assert headings[0] == "## [Unreleased]" or headings[0].startswith(f"## [{VERSION}]")
