@@ -3,10 +3,11 @@
 Set the SDK up as you always do; spanwire uses the global providers.
 """
 
-import spanwire
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+import spanwire
 from spanwire.testing import LoopbackServer, Script
 
 
