@@ -337,8 +337,8 @@ class Inbox:
                 if error is not None:
                     raise error
                 return ()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await waiter
         items, self._items = self._items, []
         if self._paused:
             self._paused = False

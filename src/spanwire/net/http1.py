@@ -301,8 +301,9 @@ class HTTP1Connection(asyncio.Protocol):
         self._sink.on_head(status, headers)
 
     def on_body(self, data: bytes) -> None:
-        if self._sink is not None and self._final:
-            self._sink.on_body(data)
+        sink = self._sink
+        if sink is not None:
+            sink.on_body(data)
 
     def on_message_complete(self) -> None:
         if not self._final:  # the end of a 1xx answer

@@ -34,7 +34,18 @@ class EventStreamParser:
         ignored: the first lines that were ignored and were no comments, for whoever has to explain an empty stream.
     """
 
-    __slots__ = ("_data", "_name", "_partial", "_size", "_skip_lf", "_start", "ignored", "max_event_bytes", "on_event")
+    __slots__ = (
+        "_data",
+        "_name",
+        "_partial",
+        "_plain",
+        "_size",
+        "_skip_lf",
+        "_start",
+        "ignored",
+        "max_event_bytes",
+        "on_event",
+    )
 
     def __init__(self, on_event: Callable[[bytes, bytes], None], *, max_event_bytes: int = 64 * 1024 * 1024) -> None:
         self.on_event = on_event
@@ -45,6 +56,7 @@ class EventStreamParser:
         self._size = 0  # bytes in _partial and _data
         self._skip_lf = False  # the last read ended with CR, which was taken as a line's end
         self._start = True
+        self._plain = False  # between two events, nothing held back
         self.ignored: list[bytes] = []
 
     @property
@@ -67,21 +79,14 @@ class EventStreamParser:
         Raises:
             MessageTooBig: an event is over the limit.
         """
-        # What nearly every server sends: one whole event of one data line in one piece.
-        if (
-            data.startswith(b"data: ")
-            and not self._size
-            and data.find(b"\n") == len(data) - 2
-            and data.endswith(b"\n\n")
-            and b"\r" not in data
-            and len(data) <= self.max_event_bytes + 1
-            and not self._name
-            and not self._skip_lf
-        ):
-            self._start = False
-            self.on_event(b"", data[6:-2])
-            return
+        # What nearly every server sends: one whole event of one data line in one piece, and nothing left from before.
+        if self._plain and data[:6] == b"data: ":
+            end = len(data) - 2
+            if data.find(b"\n") == end and data[-1] == 10 and data.find(b"\r") < 0 and end < self.max_event_bytes:
+                self.on_event(b"", data[6:end])
+                return
         self._feed(data)
+        self._plain = not (self._size or self._name or self._skip_lf or self._start)
 
     def _feed(self, data: bytes) -> None:
         if self._start:
