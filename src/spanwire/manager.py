@@ -188,7 +188,7 @@ class ConnectionManager:
             ConfigurationError: at once for a bad endpoint, call or header.
             SpanwireError: from the block and the iteration, see :mod:`spanwire.errors`.
         """
-        return Stream(self, _endpoint(endpoint), _call(call), timeouts, retries, headers)
+        return Stream(self, _endpoint(endpoint), _call(call, "stream"), timeouts, retries, headers)
 
     async def complete(
         self,
@@ -200,7 +200,7 @@ class ConnectionManager:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """A call that is answered as a whole. Arguments and errors as of :meth:`stream`."""
-        run = self._run(_endpoint(endpoint), _call(call), timeouts, retries, headers, streamed=False)
+        run = self._run(_endpoint(endpoint), _call(call, "complete"), timeouts, retries, headers, streamed=False)
         await run.open()
         await run.drain()
         return run.reply()
@@ -215,9 +215,7 @@ class ConnectionManager:
         headers: Mapping[str, str] | None = None,
     ) -> Embeddings:
         """Vectors for an embeddings call. Arguments and errors as of :meth:`stream`."""
-        if call.operation != "embeddings":
-            raise ConfigurationError(f"embed() takes Call.embeddings(...), not a {call.operation} call")
-        run = self._run(_endpoint(endpoint), call, timeouts, retries, headers, streamed=False)
+        run = self._run(_endpoint(endpoint), _call(call, "embed"), timeouts, retries, headers, streamed=False)
         await run.open()
         await run.drain()
         found = run.items[0] if run.items else None
@@ -230,10 +228,12 @@ class ConnectionManager:
         """Have connections ready for ``n`` calls at once: pays DNS, TCP and TLS before the first call.
 
         Raises:
-            ConfigurationError: a bad endpoint.
+            ConfigurationError: a bad endpoint, or ``n`` is not a number from 1.
             ConnectionFailed, CallTimeout: a connection could not be made.
         """
         endpoint = _endpoint(endpoint)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ConfigurationError(f"warm(n={n!r:.20}): the number of calls to be ready for, from 1")
         prepared = self._prepare(endpoint)
         state = self.state()
         if not state.guarded:
@@ -432,8 +432,11 @@ def _endpoint_of(url: str) -> Endpoint:
     return Endpoint(url)
 
 
-def _call(call: Any) -> Call:
+def _call(call: Any, method: str) -> Call:
     if isinstance(call, Call):
+        if (call.operation == "embeddings") != (method == "embed"):
+            wanted = "Call.embeddings(...)" if method == "embed" else "Call.chat(...); embed() is for embeddings"
+            raise ConfigurationError(f"{method}() takes {wanted}, not a call of operation {call.operation!r}")
         return call
     raise ConfigurationError(
         f"the call must be made by Call.chat(...) or Call.embeddings(...), not {type(call).__name__}"

@@ -90,10 +90,15 @@ def test_embeddings_come_in_the_order_of_the_input() -> None:
         run(body)
 
 
-def test_embed_refuses_a_chat_call() -> None:
+def test_a_call_of_another_operation_is_refused_and_the_right_method_named() -> None:
     async def body() -> None:
+        manager, vectors = ConnectionManager(), spanwire.Call.embeddings("e", "x")
         with pytest.raises(errors.ConfigurationError, match=r"Call\.embeddings"):
-            await ConnectionManager().embed("http://127.0.0.1:9/v1", chat())
+            await manager.embed("http://127.0.0.1:9/v1", chat())
+        with pytest.raises(errors.ConfigurationError, match=r"embed\(\)"):
+            await manager.complete("http://127.0.0.1:9/v1", vectors)
+        with pytest.raises(errors.ConfigurationError, match=r"embed\(\)"):
+            manager.stream("http://127.0.0.1:9/v1", vectors)
 
     run(body)
 
@@ -370,6 +375,27 @@ def test_closing_the_manager_ends_the_calls_that_run_with_an_error() -> None:
                 await manager.aclose()
                 with pytest.raises(errors.ConnectionFailed, match="manager was closed"):
                     await pending
+
+        run(body)
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
+def test_warm_takes_a_number_from_one(count: Any) -> None:
+    async def body() -> None:
+        with pytest.raises(errors.ConfigurationError, match="from 1"):
+            await ConnectionManager().warm("http://127.0.0.1:9/v1", count)
+
+    run(body)
+
+
+def test_tls_towards_a_plain_server_says_so() -> None:
+    with LoopbackServer() as server:
+        endpoint = spanwire.Endpoint(server.url.replace("http:", "https:"), proxy=None, retries=NEVER)
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                with pytest.raises(errors.ConnectionFailed, match="does not speak TLS"):
+                    await manager.complete(endpoint, chat())
 
         run(body)
 

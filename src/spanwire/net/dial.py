@@ -24,6 +24,9 @@ __all__ = ["HAPPY_EYEBALLS_DELAY_S", "dial"]
 #: Head start of the first address over the next one, in seconds. Source: RFC 8305 section 8.
 HAPPY_EYEBALLS_DELAY_S = 0.25
 
+#: What OpenSSL calls an answer that is plain text.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
@@ -115,7 +118,10 @@ async def _adopt(
         raise _not_trusted(endpoint, error) from error
     except OSError as error:  # ssl.SSLError is one
         _end(sock)
-        raise _failed(endpoint, "tls", "the TLS handshake failed", error) from error
+        what = "the TLS handshake failed"
+        if getattr(error, "reason", None) in _NO_TLS:
+            what = "the server does not speak TLS here (is it http:// and not https://?)"
+        raise _failed(endpoint, "tls", what, error) from error
     except BaseException:
         _end(sock)
         raise
