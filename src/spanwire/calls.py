@@ -269,9 +269,10 @@ class Embeddings(msgspec.Struct, frozen=True, eq=False):
 class ReplyBuilder:
     """Joins chunks to a :class:`Reply`. Keeps only the pieces' text, not the raw events."""
 
-    __slots__ = ("_finish_reason", "_reasoning", "_text", "_tools", "_usage", "content_chunks")
+    __slots__ = ("_finish_reason", "_joined", "_reasoning", "_text", "_tools", "_usage", "content_chunks")
 
     def __init__(self) -> None:
+        self._joined: list[str] = []  # of 16 or more tokens each: a string for every token would be ten times the text
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._tools: dict[int, tuple[str, str, list[str]]] = {}
@@ -303,6 +304,9 @@ class ReplyBuilder:
                 count += 1
             self._add_rest(chunk)
         self.content_chunks += count
+        if len(text) >= 16:
+            self._joined.append("".join(text))
+            text.clear()
 
     def _add_rest(self, chunk: Chunk) -> None:
         if chunk.reasoning:
@@ -330,7 +334,7 @@ class ReplyBuilder:
     ) -> Reply:
         """What has been added so far."""
         return Reply(
-            text="".join(self._text),
+            text="".join([*self._joined, *self._text]),
             reasoning="".join(self._reasoning),
             tool_calls=tuple(
                 ToolCall(id=id_ or f"call_{index}", name=name, arguments="".join(pieces))
