@@ -29,6 +29,7 @@ from .run import Prepared, Run, resolve_key
 from .telemetry import Telemetry
 from .timeline import Timeline
 from .transport import Attempt
+from .wheel import Wheel
 
 __all__ = ["ConnectionManager", "LoopState", "Stream", "default_manager"]
 
@@ -41,6 +42,7 @@ class LoopState:
         self.loop = loop
         self.pools: dict[Hashable, Pool] = {}
         self.runs: set[Run] = set()
+        self.wheel = Wheel(loop)
         self._abandoned: deque[Run] = deque()
         self._guard: AsyncGenerator[None, None] | None = None
         self.closed = False
@@ -103,6 +105,7 @@ class LoopState:
         self.closed = True
         self._sweep()
         self._end_runs()
+        self.wheel.close()
         pools, self.pools = list(self.pools.values()), {}
         await asyncio.gather(*(pool.aclose() for pool in pools))
         guard, self._guard = self._guard, None

@@ -23,6 +23,7 @@ from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
 from .transport import Attempt, Dialect, Exchange, Head, Item, Transport, TransportSpec
+from .wheel import NEAR_NS
 
 if TYPE_CHECKING:
     from .manager import LoopState
@@ -94,6 +95,7 @@ class Run:
         "_timeouts",
         "_timer",
         "_unsent",
+        "_wheel_slot",
         "batch",
         "call",
         "ended",
@@ -138,6 +140,7 @@ class Run:
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._wheel_slot = 0
         self._failure: SpanwireError | None = None  # why the call has to end, before its exchange can say it
         self._opener: asyncio.Task[Any] | None = None  # the task that waits for a slot, a connection, a back-off
         self._interrupted = False  # we have cancelled the opener ourselves
@@ -465,9 +468,22 @@ class Run:
 
     def _arm(self, record: AttemptRecord) -> None:
         deadline = self._deadline(record)
-        if deadline is not None:
-            delay_s = max(0.0, (deadline[0] - time.perf_counter_ns()) / 1e9)
-            self._timer = self.state.loop.call_later(delay_s, self._tick)
+        if deadline is None:
+            return
+        due_ns = deadline[0]
+        left_ns = due_ns - time.perf_counter_ns()
+        if left_ns >= NEAR_NS:
+            self._wheel_slot = self.state.wheel.add(self, due_ns, self._tick)
+        else:
+            self._timer = self.state.loop.call_later(max(0.0, left_ns / 1e9), self._tick)
+
+    def _disarm(self) -> None:
+        if self._wheel_slot:
+            self.state.wheel.discard(self, self._wheel_slot)
+            self._wheel_slot = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _deadline(self, record: AttemptRecord) -> tuple[int, str] | None:
         limits, marks = self._timeouts, record.marks
@@ -492,6 +508,7 @@ class Run:
 
     def _tick(self) -> None:
         self._timer = None
+        self._wheel_slot = 0
         if self.ended:
             return
         deadline = self._deadline(self._attempt)
@@ -537,9 +554,7 @@ class Run:
             record.end_ns = time.perf_counter_ns()
             record.outcome = outcome
             record.error_type = type(error).__name__ if error is not None else None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._disarm()
         lease, self._lease = self._lease, None
         if self.exchange is not None and lease is not None:
             if outcome == "completed" or self.exchange.complete:
