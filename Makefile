@@ -7,7 +7,7 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers lint check bench docs wheels lock sync sync-demo clean
+.PHONY: help demo demo-real test test-peers soak lint check bench docs wheels lock sync sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ test: sync ## the test suite; ARGS="-k name" and the like go to pytest
 
 test-peers: sync ## tests against servers that other people wrote (installs them; needs the network)
 	$(VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
+
+soak: sync ## ten thousand mixed calls, and ten minutes of a server that is killed (SPANWIRE_SOAK_S=60 for less)
+	$(VENV)/bin/python -m pytest -m soak -s tests/soak $(ARGS)
 
 lint: sync ## style, formatting, types, import rules, lock file
 	$(VENV)/bin/ruff check .

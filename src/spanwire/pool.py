@@ -114,11 +114,12 @@ class Waiter:
         wake: called once either is set.
     """
 
-    __slots__ = ("asked_ns", "by", "dial", "dial_asked_ns", "error", "limits", "member", "served", "wake")
+    __slots__ = ("asked_ns", "by", "dial", "dial_asked_ns", "error", "fresh", "limits", "member", "served", "wake")
 
-    def __init__(self, asked_ns: int, limits: Limits) -> None:
+    def __init__(self, asked_ns: int, limits: Limits, *, fresh: bool = False) -> None:
         self.asked_ns = asked_ns
         self.limits = limits
+        self.fresh = fresh
         self.dial: Dial | None = None
         self.dial_asked_ns = 0
         self.by: Dial | None = None
@@ -195,6 +196,10 @@ class PoolState:
             else:
                 self._free.remove(member)
 
+    def wait_for_new(self, now_ns: int, limits: Limits) -> Waiter:
+        """A call that takes no connection that was used before: it stands in no queue. Then :meth:`dial` for it."""
+        return Waiter(now_ns, limits, fresh=True)
+
     def wait(self, now_ns: int, limits: Limits) -> Waiter:
         """A call that found nothing ready. Then ask :meth:`wants_dial`."""
         waiter = Waiter(now_ns, limits)
@@ -246,6 +251,8 @@ class PoolState:
         self.members.add(member)
         if connection.capacity > 1:
             self._multiplexed = True
+        for waiter in [waiter for waiter in dial.counted if waiter.fresh]:
+            self._grant(waiter, member, dial)
         self._serve(member, dial, now_ns)
         self._list(member)
         if not connection.usable():
@@ -282,19 +289,22 @@ class PoolState:
                 return
             self.waiters.popitem(last=False)
             own = waiter.dial
-            if dial is None:
-                waiter.served = "freed"
-            else:
-                waiter.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
-                waiter.by = dial
-            self._count(waiter, None)
+            self._grant(waiter, member, dial)
             if own is not None and dial is not None and own is not dial and dial.counted:
                 # A swap: one that is counted on this dial takes over the other one, so that nobody is without a supply.
                 self._count(next(iter(dial.counted)), own)
-            self._lease(member)
-            waiter.member = member
-            if waiter.wake is not None:
-                waiter.wake()
+
+    def _grant(self, waiter: Waiter, member: Member, dial: Dial | None) -> None:
+        if dial is None:
+            waiter.served = "freed"
+        else:
+            waiter.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
+            waiter.by = dial
+        self._count(waiter, None)
+        self._lease(member)
+        waiter.member = member
+        if waiter.wake is not None:
+            waiter.wake()
 
     def finishing(self, member: Member) -> None:
         """An exchange has had its terminal event, and its message has not ended."""
@@ -331,8 +341,8 @@ class PoolState:
             waiter.member.uses -= 1
             self.release(waiter.member, now_ns, waiter.limits)
             waiter.member = None
-        elif waiter in self.waiters:
-            del self.waiters[waiter]
+        elif waiter in self.waiters or waiter.fresh:
+            self.waiters.pop(waiter, None)
             self._count(waiter, None)
 
     def evict(self, now_ns: int, limits: Limits) -> int | None:
@@ -427,7 +437,9 @@ class Pool:
             self._close_dropped()
         return None if member is None else Lease(self, member, "idle", None)
 
-    async def lease(self, attempt: Attempt, on_wait: Callable[[Waiter], None], context: object = None) -> Lease:
+    async def lease(
+        self, attempt: Attempt, on_wait: Callable[[Waiter], None], context: object = None, *, fresh: bool = False
+    ) -> Lease:
         """Wait for a connection, and dial where the state says so. ``attempt`` is what a dial is made with.
 
         ``on_wait`` is given the waiter at once: its ``dial`` and ``by`` tell afterwards what was waited for. ``context``
@@ -439,12 +451,13 @@ class Pool:
         if self._closed:
             raise _closed(attempt)
         self._limits = attempt.endpoint.limits
-        waiter = self.state.wait(time.perf_counter_ns(), self._limits)
+        wait = self.state.wait_for_new if fresh else self.state.wait
+        waiter = wait(time.perf_counter_ns(), self._limits)
         on_wait(waiter)
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
         expiry: asyncio.TimerHandle | None = None
-        if self.state.wants_dial(waiter, may_wait=True):
+        if fresh or self.state.wants_dial(waiter, may_wait=True):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None:
             expiry = self.loop.call_later(FINISH_WAIT_NS / 1e9, self._finish_wait_expired, attempt, waiter, context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import random
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .manager import LoopState
 
 __all__ = ["Prepared", "Run", "resolve_key"]
+
+_log = logging.getLogger("spanwire.manager")
 
 _T = TypeVar("_T")
 
@@ -89,6 +92,7 @@ class Run:
         "_reading",
         "_record",
         "_retries",
+        "_stale",
         "_stale_retry",
         "_ticket",
         "_timeline",
@@ -151,6 +155,7 @@ class Run:
         self._timeline: Timeline | None = None
         self._reading = False
         self._stale_retry = False
+        self._stale = 0  # attempts that found a connection dead: not counted in Retries.max_attempts
 
     # --- what its owner asks for ------------------------------------------------------------------------------------
 
@@ -344,7 +349,8 @@ class Run:
     async def _wait_for_connection(self, attempt: Attempt, record: AttemptRecord) -> Lease:
         waited: list[Waiter] = []
         try:
-            return await self._within_total(self._pool.lease(attempt, waited.append, self._call_span), phase="connect")
+            lease = self._pool.lease(attempt, waited.append, self._call_span, fresh=self._stale_retry)
+            return await self._within_total(lease, phase="connect")
         finally:
             if waited:
                 dial = waited[0].by or waited[0].dial
@@ -398,9 +404,11 @@ class Run:
             and not self._stale_retry
         )
         if stale:
+            self._stale += 1
             wait_s: float | None = 0.0
         else:
-            wait_s = retry_wait_s(error, len(self._record.attempts), self._retries, random.random())  # noqa: S311
+            failed = sum(attempt.outcome in ("error", "timeout") for attempt in self._record.attempts) - self._stale
+            wait_s = retry_wait_s(error, failed, self._retries, random.random())  # noqa: S311
         if wait_s is None:
             raise error
         self._stale_retry = stale
@@ -456,8 +464,13 @@ class Run:
         self._unsent = True
 
     async def _open_again(self) -> None:
+        begin_ns = time.perf_counter_ns()
+        last = self._record.attempts[-1]
+        if last.outcome == "cancelled" and not last.leased_ns:  # it never began: polling must not pile up attempts
+            self._record.attempts.pop()
+            begin_ns = last.begin_ns
         try:
-            await self._opening(time.perf_counter_ns())
+            await self._opening(begin_ns)
         except asyncio.CancelledError:
             raise  # of this read only: the next one goes on, unless its owner leaves
         except BaseException as final:
@@ -557,10 +570,14 @@ class Run:
         self._disarm()
         lease, self._lease = self._lease, None
         if self.exchange is not None and lease is not None:
-            if outcome == "completed" or self.exchange.complete:
-                lease.finish(self.exchange.abort)
-            else:
-                self.exchange.abort()
+            try:
+                if outcome == "completed" or self.exchange.complete:
+                    lease.finish(self.exchange.abort)
+                else:
+                    self.exchange.abort()
+            except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
+                _log.warning("a transport failed to leave its exchange", exc_info=True)
+                lease.release()
         rtt_ns = record.marks.rtt_ns
         if record.connection is not None and rtt_ns:
             use = record.connection

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +15,9 @@ import pytest
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
-from spanwire.testing import Script
+from spanwire.testing import Request, Script
+from spanwire.transport import Attempt
+from spanwire_sse.transport import SSEConnection, SSETransport
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 HELLO = "Hello from the loopback server."
@@ -259,3 +263,101 @@ def test_a_forked_child_has_slots_of_its_own_and_its_parent_can_still_leave() ->
         server.wait_for(lambda s: len(s.requests) == 2 and s.requests[1].ended, 20)
         out, err = child.communicate("\n", timeout=30)
         assert (out, err) == ("left\n0\n", "")
+
+
+@pytest.fixture
+def slow_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = SSETransport.connect
+
+    async def later(self: SSETransport, endpoint: spanwire.Endpoint, attempt: Attempt) -> SSEConnection:
+        await asyncio.sleep(0.1)  # a delay that a network would have
+        return await connect(self, endpoint, attempt)
+
+    monkeypatch.setattr(SSETransport, "connect", later)
+
+
+def test_an_attempt_on_a_dead_connection_is_not_counted() -> None:
+    with serving(hello(), Script(drop_after="request"), Script(status=503), hello()) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                endpoint = server.endpoint(retries=spanwire.Retries(max_attempts=2, base_s=0.0))
+                await manager.complete(endpoint, chat())
+                assert (await manager.complete(endpoint, chat())).text  # dead, 503, answered
+
+        run(body)
+
+
+def test_after_a_dead_connection_the_call_gets_a_new_one_and_not_one_that_is_just_given_back(slow_dials: None) -> None:
+    def answer(request: Request) -> Script:
+        if request.model == "first":
+            return hello(queue_s=0.05)
+        return Script(drop_after="request") if request.connection <= 2 else hello()
+
+    with serving(default=answer) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                endpoint = server.endpoint(retries=NEVER)
+                await manager.warm(endpoint, 2)
+                first = asyncio.create_task(manager.complete(endpoint, chat("first")))
+                await wait_for(server, lambda s: len(s.requests) == 1)
+                assert (await manager.complete(endpoint, chat())).text
+                await first
+
+        run(body)
+
+
+def test_polling_while_an_attempt_is_made_uses_up_no_retries(slow_dials: None) -> None:
+    busy = Script(status=503, close=True)
+    with serving(busy, busy, hello()) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                endpoint = server.endpoint(retries=spanwire.Retries(max_attempts=3, base_s=0.0))
+                text = ""
+                async with manager.stream(endpoint, chat()) as stream:
+                    while not text:
+                        try:
+                            async with asyncio.timeout(0.03):
+                                text += (await anext(stream)).text
+                        except TimeoutError:
+                            continue
+                    text += await read(stream)
+                assert text == HELLO
+                attempts = stream.timeline.to_dict()["attempts"]
+                assert [attempt["outcome"] for attempt in attempts] == ["error", "error", "completed"]
+
+        run(body)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uvloop does not run on Windows")
+@pytest.mark.parametrize("way", ["break", "cancel", "drop", "timeout"])
+def test_leaving_leaves_nothing_on_the_other_event_loop_either(way: str) -> None:
+    import uvloop
+
+    with serving(hello(hang_after=2)) as server:
+        timeouts = spanwire.Timeouts(idle_s=0.05 if way == "timeout" else 60)
+        endpoint = server.endpoint(limits=spanwire.Limits(max_concurrent=1), timeouts=timeouts, retries=NEVER)
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                stream = manager.stream(endpoint, chat())
+                if way == "drop":
+                    await anext(stream)
+                    del stream
+                    gc.collect()
+                else:
+                    with contextlib.suppress(asyncio.CancelledError, errors.CallTimeout):
+                        async with stream:
+                            await anext(stream)
+                            if way == "cancel":
+                                raise asyncio.CancelledError
+                            if way == "timeout":
+                                await read(stream)
+                await wait_for(server, lambda s: s.requests[0].left)
+                assert repr(manager) == "ConnectionManager(0 connections, 0 calls)"
+                assert "0 of 1 in use" in repr(manager._prepare(endpoint).slots)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())

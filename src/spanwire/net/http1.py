@@ -199,8 +199,7 @@ class HTTP1Connection(asyncio.Protocol):
         if self._socket is not None:
             # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
             # alone would tell the server nothing.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+            _shut_down(self._socket)
         with contextlib.suppress(RuntimeError):  # the loop is closed; the transport's finalizer closes the socket
             self._transport.abort()
 
@@ -367,3 +366,13 @@ class HTTP1Connection(asyncio.Protocol):
         self._keep_alive = False
         if self._transport is not None:
             self._transport.abort()
+
+
+def _shut_down(of: socket.socket) -> None:
+    # uvloop's transports give a thing that looks like a socket, and raises TypeError for shutdown().
+    with contextlib.suppress(OSError):
+        twin = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
+        try:
+            twin.shutdown(socket.SHUT_RDWR)
+        finally:
+            twin.detach()
