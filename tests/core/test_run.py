@@ -11,13 +11,13 @@ import sys
 import textwrap
 
 import pytest
+from spanwire_sse.transport import SSEConnection, SSETransport
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Request, Script
 from spanwire.transport import Attempt
-from spanwire_sse.transport import SSEConnection, SSETransport
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 HELLO = "Hello from the loopback server."
