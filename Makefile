@@ -7,7 +7,7 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers soak lint check bench docs wheels lock sync sync-demo clean
+.PHONY: help demo demo-real test test-peers soak fuzz lint check bench docs wheels lock sync sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ test: sync ## the test suite; ARGS="-k name" and the like go to pytest
 
 test-peers: sync ## tests against servers that other people wrote (installs them; needs the network)
 	$(VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
+
+fuzz: ## look for inputs that break parsers, codecs and connections (ARGS="sse -max_total_time=600")
+	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz
+	.tools/fuzz/bin/python -m fuzz.run $(ARGS)
 
 soak: sync ## ten thousand mixed calls, and ten minutes of a server that is killed (SPANWIRE_SOAK_S=60 for less)
 	$(VENV)/bin/python -m pytest -m soak -s tests/soak $(ARGS)

@@ -282,6 +282,12 @@ class HTTP1Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 100:  # llhttp lets it pass, with a body; RFC 9110 section 15 knows no such class
+            raise ProtocolError(f"the server sent status {status:03}, which HTTP does not have", endpoint=self._address)
+        if status < 200 and any(
+            name.lower() in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self._headers
+        ):  # RFC 9110 section 15.2: it has none. llhttp would hand over a body
+            raise ProtocolError(f"the server sent an interim answer ({status}) with a body", endpoint=self._address)
         if status < 200 or self._sink is None:  # 1xx: the final head follows
             self._headers = []
             self.first_arrival_ns = 0  # of the final answer, which may come much later

@@ -383,9 +383,16 @@ def _vector(value: Any) -> list[float]:
         if isinstance(value, str):  # encoding_format="base64": little-endian float32
             packed = base64.b64decode(value, validate=True)
             return list(struct.unpack(f"<{len(packed) // 4}f", packed))
-    except (TypeError, ValueError, struct.error) as error:
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
         raise ProtocolError(f"an embedding is not a list of numbers: {str(value)[:_SHOWN]!r}") from error
     raise ProtocolError(f"an embedding is a {type(value).__name__}, not a list of numbers")
+
+
+def raise_if_error(name: bytes, data: bytes) -> None:
+    """An event of an answer that is never streamed: only an error can be in it."""
+    if name == b"error":
+        raise error_in(data)
+    _raise_error_in(data)
 
 
 def _raise_error_in(body: bytes) -> None:

@@ -9,9 +9,9 @@ import msgspec
 
 from spanwire.calls import Call, Chunk
 from spanwire.endpoint import Endpoint
-from spanwire.errors import ConfigurationError, ServerError
+from spanwire.errors import ConfigurationError, ServerError, Truncated
 from spanwire.transport import Item
-from spanwire.wire.openai_chat import ChatDecoder, decode_chat, decode_embeddings, error_in
+from spanwire.wire.openai_chat import ChatDecoder, decode_chat, decode_embeddings, error_in, raise_if_error
 
 __all__ = ["OPTIONS", "AnswerDecoder", "Codec", "OpenAIChat", "Request"]
 
@@ -119,10 +119,11 @@ class _Embeddings:
         self.model: str | None = None
 
     def event(self, name: bytes, data: bytes) -> Chunk | None:
+        raise_if_error(name, data)
         return None
 
     def end(self) -> Chunk | None:
-        return None
+        raise Truncated("the stream ended without embeddings in it")
 
     def whole(self, body: bytes) -> Item:
         found = decode_embeddings(body)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from spanwire.calls import Chunk
@@ -60,7 +62,7 @@ class HTTPExchange(Inbox):
         self._marks = attempt.marks
         self._max_bytes = attempt.endpoint.limits.max_event_bytes
         self._finished = False
-        self._decompress: Callable[[bytes], bytes] | None = None
+        self._decompress: Callable[[bytes], None] | None = None
         self._parser: EventStreamParser | None = None
         self._body: list[bytes] = []
         self._size = 0
@@ -87,16 +89,13 @@ class HTTPExchange(Inbox):
             self._take = self._collect_error
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
-            self._decompress = decompressor(encoding, self._max_bytes, strict=self._take == self._sniff)
-            self.on_body = self._decompressed
+            strict = self._take == self._sniff
+            self._decompress = self.on_body = decompressor(encoding, self._unpacked, strict=strict)
         else:
             self.on_body = self._take
 
-    def _decompressed(self, data: bytes) -> None:
-        assert self._decompress is not None
-        plain = self._decompress(data)
-        if plain:
-            self._take(plain)
+    def _unpacked(self, plain: bytes) -> None:
+        self._take(plain)  # which changes: not `self._take` itself
 
     def on_batch(self) -> None:
         if not self._finished:
@@ -104,21 +103,21 @@ class HTTPExchange(Inbox):
         self.wake()
 
     def _sniff(self, data: bytes) -> None:
-        self._body.append(data)
-        start = b"".join(self._body)
+        start = b"".join([*self._body, data])
         text = start.removeprefix(_BOM).lstrip(b" \t\r\n")
-        if not text:
-            return
-        if text[:1] in (b"{", b"[", b"<"):
-            self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
-            self._body = []
-            self._use(self._collect)
-            self._collect(start)
+        blank = _short(start[: len(start) - len(text)])
+        if not text or (not blank and _BOM.startswith(text)):
+            self._body = [blank, text]
             return
         self._body = []
+        if text[:1] in (b"{", b"[", b"<"):
+            self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
+            self._use(self._collect)
+            self._collect(text)
+            return
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
         self._use(self._parser.feed)
-        self._parser.feed(start)
+        self._parser.feed(blank + text)
 
     def _use(self, take: Callable[[bytes], None]) -> None:
         """From now on body bytes go there, without a step in between: this is the hot path."""
@@ -129,11 +128,14 @@ class HTTPExchange(Inbox):
     def _collect(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._max_bytes:
-            raise MessageTooBig(
-                f"the answer is over {self._max_bytes} bytes (Limits.max_event_bytes)",
-                endpoint=self._attempt.endpoint.address,
-            )
+            self._too_big()
         self._body.append(data)
+
+    def _too_big(self) -> NoReturn:
+        raise MessageTooBig(
+            f"the answer is over {self._max_bytes} bytes (Limits.max_event_bytes)",
+            endpoint=self._attempt.endpoint.address,
+        )
 
     def _collect_error(self, data: bytes) -> None:
         if self._size < _ERROR_BODY_BYTES:
@@ -180,6 +182,7 @@ class HTTPExchange(Inbox):
     def _let_go(self) -> None:
         """Break the cycles of bound methods, so that the bytes go when the call does and not when the collector comes."""
         self._take = self.on_body = _ignore
+        self._decompress = None
         if self._parser is not None:
             self._parser.on_event = _ignore_event
             self._parser = None
@@ -258,10 +261,12 @@ class HTTPExchange(Inbox):
         return ProtocolError(f"the answer is not an event stream, it begins with {shown!r}")
 
     def on_lost(self, error: SpanwireError) -> None:
-        if not self._finished:
-            self._finished = True
-            self._end_with(error)
-        self._attempt.released()
+        try:
+            if not self._finished:
+                self._finished = True
+                self._end_with(error)
+        finally:
+            self._attempt.released()
 
     def _end_with(self, error: SpanwireError) -> None:
         self.head.id, self.head.model = self._decoder.id, self._decoder.model
@@ -307,6 +312,15 @@ class HTTPExchange(Inbox):
         self._http.resume_reading()
 
 
+def _short(blank: bytes) -> bytes:
+    """All that matters of the blanks before an answer, of which a server may send any number as heartbeats: a byte order
+    mark at the start, whether a line has ended, and whether the next one begins with a blank."""
+    last = blank[-1:]
+    if b"\n" in blank or b"\r" in blank:
+        return b"\n" if last in b"\r\n" else b"\n "
+    return blank[:3] + (b" " if len(blank) > 3 else b"") if blank.startswith(_BOM) else blank[:1]
+
+
 def _ignore(_data: bytes) -> None:
     """What comes after the terminal event belongs to nobody."""
 
@@ -338,6 +352,9 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
     try:
         moment = parsedate_to_datetime(value)
-    except (TypeError, ValueError):
+        if moment.tzinfo is None:  # "-0000", which says that it is UTC all the same: RFC 5322 section 3.3
+            moment = moment.replace(tzinfo=UTC)
+        until_s = moment.timestamp()
+    except (TypeError, ValueError, OverflowError):  # a year or an offset that no clock can show
         return None
-    return max(0.0, moment.timestamp() - time.time())
+    return max(0.0, until_s - time.time())
