@@ -16,9 +16,12 @@ def test_it_calls_back_after_the_time_and_in_order_of_slots() -> None:
         now_ns = time.perf_counter_ns()
         called: list[tuple[str, int]] = []
         done = asyncio.get_running_loop().create_future()
-        timers.add(
-            "late", now_ns + 300_000_000, lambda: done.set_result(called.append(("late", time.perf_counter_ns())))
-        )
+
+        def late() -> None:
+            called.append(("late", time.perf_counter_ns()))
+            done.set_result(None)
+
+        timers.add("late", now_ns + 300_000_000, late)
         timers.add("soon", now_ns + 1_000_000, lambda: called.append(("soon", time.perf_counter_ns())))
         await done
         assert [name for name, _ in called] == ["soon", "late"]

@@ -8,6 +8,9 @@ import pytest
 
 from fuzz import fuzz_http1, fuzz_openai_chat, fuzz_sse
 
+SEEDS = Path(__file__).parents[2] / "fuzz" / "seeds"
+TARGETS = {"sse": fuzz_sse.check, "openai_chat": fuzz_openai_chat.check, "http1": fuzz_http1.check}
+
 
 @pytest.mark.parametrize("name", sorted(path.relative_to(SEEDS).as_posix() for path in SEEDS.glob("*/*")))
 def test_seed(name: str) -> None:
