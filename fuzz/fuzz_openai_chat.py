@@ -67,7 +67,7 @@ def _check_stream(events: Sequence[Event]) -> None:
             assert decoder.done or decoder.finish_reason is not None, "an invented success"
             assert decoder.events, "a success without an answer in it"
             if last is not None:
-                assert last == Chunk(usage=last.usage)
+                assert last == Chunk(usage=last.usage, raw=last.raw)
                 assert last.usage is not None
                 chunks.append(last)
             assert decoder.end() is None, "a second last chunk"

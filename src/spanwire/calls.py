@@ -57,7 +57,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
             ConfigurationError: no model, messages that are not a list of mappings, ``stream=`` (which is chosen by
                 ``manager.stream`` or ``manager.complete``), or ``n=`` over 1 (a reply holds one answer).
         """
-        _check_model(model)
+        model = _check_model(model)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
             raise ConfigurationError(
                 'messages must be a list such as [{"role": "user", "content": "..."}], '
@@ -92,7 +92,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         Raises:
             ConfigurationError: no model, an empty input, or ``stream=``.
         """
-        _check_model(model)
+        model = _check_model(model)
         if not isinstance(input, (str, Sequence)) or isinstance(input, bytes) or len(input) == 0:
             raise ConfigurationError(f"input must be a text or a list of texts that is not empty, not {_kind(input)}")
         return cls("embeddings", model, _body({"input": input}, parameters), dict(headers or {}))
@@ -109,9 +109,10 @@ def _kind(value: object) -> str:
     return f"an empty {type(value).__name__}" if value in ("", [], ()) else f"a {type(value).__name__}"
 
 
-def _check_model(model: object) -> None:
+def _check_model(model: object) -> str:
     if not isinstance(model, str) or not model:
         raise ConfigurationError(f"model must be the model's name as the server knows it, not {model!r:.40}")
+    return str.__str__(model)  # of an enum that is text its value, which Python 3.11 and 3.12 show differently
 
 
 def _body(required: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from .admission import Slots, Ticket
 from .calls import Call, Chunk, Reply, ReplyBuilder
 from .endpoint import Endpoint, Retries, Timeouts
@@ -176,7 +178,10 @@ class Run:
         head = self.head
         if head is None:
             return self._builder.reply(timeline=self._timeline)
-        return self._builder.reply(id=head.id, model=head.model, headers=head.headers, timeline=self._timeline)
+        reply = self._builder.reply(id=head.id, model=head.model, headers=head.headers, timeline=self._timeline)
+        if reply.usage is None and head.usage is not None:  # the server has said it, and the caller left before
+            return msgspec.structs.replace(reply, usage=head.usage)
+        return reply
 
     async def open(self) -> None:
         """Get a slot and a connection, and send the request; tries again where that may help."""
@@ -619,7 +624,7 @@ class Run:
                 self.call,
                 self.endpoint,
                 self.head,
-                self._builder.usage,
+                self._builder.usage or (self.head.usage if self.head is not None else None),
                 self._builder.finish_reason,
                 error,
                 extra,

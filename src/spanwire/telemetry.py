@@ -88,6 +88,8 @@ _PARAMETERS = (
 #: What a caller can switch on and off.
 _METRICS = frozenset({"duration", "first_content", "connections", "tokens", "segments"})
 _DEFAULT_METRICS = frozenset({"duration", "first_content", "connections"})
+#: Longest text on a span, in characters: what a server or a plugin gives has no limit of its own.
+_TEXT_LIMIT = 1024
 _GENAI_KEY = "opentelemetry.genai.client.inference.context"
 _SUPPRESS_KEY = "suppress_language_model_instrumentation"
 _Value = str | bool | int | float
@@ -159,10 +161,11 @@ class Telemetry:
             if endpoint.uds is None and endpoint.origin.port:
                 attributes["server.port"] = endpoint.origin.port
             if outer is None:
-                name = f"{call.operation} {call.model}"
+                model = _text(call.model)
+                name = f"{call.operation} {model}"
                 attributes["gen_ai.operation.name"] = call.operation
                 attributes["gen_ai.provider.name"] = self._provider(endpoint)
-                attributes["gen_ai.request.model"] = call.model
+                attributes["gen_ai.request.model"] = model
                 attributes["gen_ai.request.stream"] = streamed
                 for parameter, attribute in _PARAMETERS:
                     value = call.body.get(parameter)
@@ -275,19 +278,20 @@ class Telemetry:
         extra: Mapping[str, Any],
     ) -> None:
         own = _own_attributes(timeline)
-        if extra:
-            own.update(extra)
+        for extra_name, value in extra.items():
+            if (kept := _kept(value)) is not None:
+                own[extra_name] = kept
         span = call_span.span
         attributes: dict[str, Any] = dict(own)
         if not call_span.nested:
             if timeline.first_chunk_s is not None and record.attempts[-1].streamed:
                 attributes["gen_ai.response.time_to_first_chunk"] = timeline.first_chunk_s
             if head is not None and head.id:
-                attributes["gen_ai.response.id"] = head.id
+                attributes["gen_ai.response.id"] = _text(head.id)
             if head is not None and head.model:
-                attributes["gen_ai.response.model"] = head.model
+                attributes["gen_ai.response.model"] = _text(head.model)
             if finish_reason:
-                attributes["gen_ai.response.finish_reasons"] = (finish_reason,)
+                attributes["gen_ai.response.finish_reasons"] = (_text(finish_reason),)
             if usage is not None:
                 attributes.update(_usage_attributes(usage))
         if head is not None and head.status is not None:
@@ -341,7 +345,7 @@ class Telemetry:
                 **server,
                 "gen_ai.operation.name": call.operation,
                 "gen_ai.provider.name": self._provider(endpoint),
-                "gen_ai.request.model": call.model,
+                "gen_ai.request.model": _text(call.model),
             }
             if error_type is not None:
                 genai["error.type"] = error_type
@@ -353,7 +357,7 @@ class Telemetry:
                         instruments.tokens.record(count, {**genai, "gen_ai.token.type": kind})
         first_content_s = timeline.first_content_s
         if first_content_s is not None and "first_content" in wanted:
-            instruments.first_content.record(first_content_s, {**server, "gen_ai.request.model": call.model})
+            instruments.first_content.record(first_content_s, {**server, "gen_ai.request.model": _text(call.model)})
         if "segments" in wanted:
             for name, segment in timeline.segments.items():
                 labels = {**server, "spanwire.segment": name, "spanwire.segment.source": segment.source}
@@ -437,6 +441,22 @@ def _own_attributes(timeline: Timeline) -> dict[str, _Value]:
         attributes[f"spanwire.segment.{segment}.duration"] = duration_ns / 1e9
         attributes[f"spanwire.segment.{segment}.source"] = source
     return attributes
+
+
+def _text(value: str) -> str:
+    """Text that every exporter can encode: cut, and without halves of surrogate pairs."""
+    if len(value) > _TEXT_LIMIT:
+        value = value[:_TEXT_LIMIT]
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _kept(value: object) -> _Value | None:
+    """A plugin's attribute, if it is one."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _usage_attributes(usage: Usage) -> dict[str, int]:

@@ -313,25 +313,24 @@ def _add_answer(pieces: list[_Piece], marks: Marks, end_ns: int, *, streamed: bo
         )
     if not marks.sent_ns or not marks.first_byte_ns:
         return
+    # How long the server's work may have lasted: to the first content, to the body, or, of an error, to its first byte.
+    until_ns = marks.first_byte_ns
+    if answered:
+        until_ns = (marks.first_content_ns or marks.last_chunk_ns) if streamed else (marks.first_chunk_ns or until_ns)
+    wait_ns = max(until_ns, marks.first_byte_ns) - marks.sent_ns
     rtt_ns = marks.rtt_ns
-    wait_ns = marks.first_byte_ns - marks.sent_ns
     rtt_fits = rtt_ns is not None and rtt_ns <= wait_ns
     if rtt_fits:
         pieces.append(("network", "to_and_back", rtt_ns or 0, "estimated"))
     if not answered:
         return
+    if rtt_fits and until_ns:
+        pieces.append(("model", "prefill" if streamed else "", until_ns - marks.sent_ns - (rtt_ns or 0), "estimated"))
     if not streamed:
-        body_ns = marks.first_chunk_ns or marks.first_byte_ns
-        if rtt_fits:
-            pieces.append(("model", "", body_ns - marks.sent_ns - (rtt_ns or 0), "estimated"))
-        pieces.append(("network", "receive", marks.last_byte_ns - body_ns, "estimated"))
-    else:
-        if rtt_fits:
-            first_ns = marks.first_content_ns or marks.last_chunk_ns
-            pieces.append(("model", "prefill", first_ns - marks.sent_ns - (rtt_ns or 0), "estimated"))
-        if marks.first_content_ns:
-            decode_ns = marks.last_chunk_ns - marks.first_content_ns - marks.paused_ns
-            pieces.append(("model", "decode", decode_ns, "estimated"))
+        pieces.append(("network", "receive", marks.last_byte_ns - until_ns, "estimated"))
+    elif marks.first_content_ns:
+        decode_ns = marks.last_chunk_ns - marks.first_content_ns - marks.paused_ns
+        pieces.append(("model", "decode", decode_ns, "estimated"))
     pieces.append(("client", "waiting", marks.paused_ns, "measured"))
     if marks.ended_ns:
         pieces.append(("client", "decode", marks.ended_ns - marks.last_byte_ns, "measured"))

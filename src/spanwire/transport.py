@@ -40,7 +40,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from .calls import Call, Chunk, Embeddings
+from .calls import Call, Chunk, Embeddings, Usage
 from .endpoint import Endpoint, Timeouts
 from .errors import SpanwireError
 from .timeline import Marks
@@ -72,15 +72,17 @@ class Head:
         headers: names in lower case; repeated ones joined with ``", "``.
         id: the server's id of the answer.
         model: the model that the server says answered.
+        usage: the last count of tokens that it gave, whether it has been handed on or not.
     """
 
-    __slots__ = ("headers", "id", "model", "status")
+    __slots__ = ("headers", "id", "model", "status", "usage")
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.headers: Mapping[str, str] = {}
         self.id: str | None = None
         self.model: str | None = None
+        self.usage: Usage | None = None
 
 
 class Dialect(msgspec.Struct, frozen=True):

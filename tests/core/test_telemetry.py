@@ -313,7 +313,7 @@ def test_every_end_is_one_span_with_its_outcome(
 
 
 def test_a_genai_span_of_somebody_else_is_not_doubled_but_enriched(heard: Heard) -> None:
-    with serving(hello()) as server:
+    with serving(hello(prefill_s=0.02)) as server:
 
         async def body() -> None:
             async with ConnectionManager(telemetry=heard.telemetry()) as manager:

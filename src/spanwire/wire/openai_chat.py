@@ -7,6 +7,7 @@ Decoding is typed and reads only the fields that are used; an event whose fields
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -78,9 +79,21 @@ class ChatDecoder:
         done: ``[DONE]`` has been seen.
         finish_reason: the last one that was seen.
         id, model: as the server gave them.
+        usage: the last count that was seen, given to the caller or not.
     """
 
-    __slots__ = ("_later", "_repair", "_usage_given", "_usage_held", "done", "events", "finish_reason", "id", "model")
+    __slots__ = (
+        "_later",
+        "_repair",
+        "_usage_given",
+        "_usage_held",
+        "done",
+        "events",
+        "finish_reason",
+        "id",
+        "model",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.done = False
@@ -90,8 +103,9 @@ class ChatDecoder:
         self.events = 0
         self._later = False
         self._repair: ToolCallRepair | None = None
+        self.usage: Usage | None = None
         self._usage_given = False
-        self._usage_held: Usage | None = None
+        self._usage_held: tuple[Usage, bytes] | None = None
 
     def event(self, name: bytes, data: bytes) -> Chunk | None:
         """One event of the stream. None for one that carries nothing for a caller (``[DONE]``, no choices).
@@ -165,16 +179,16 @@ class ChatDecoder:
         )
 
     def _chunk(self, choices: list[_Choice] | None, usage: Any, data: bytes) -> Chunk | None:
-        found = self._usage_once(usage, last=not choices)
         choice = next((choice for choice in choices if not choice.index), None) if choices else None
+        found = self._usage_once(usage, data)
         if choice is None:
             if choices is None and usage is None:
                 _raise_if_error_object(data)
             return None if found is None else Chunk("", "", (), None, found, data)
         self.events += 1
-        delta = choice.delta or choice.message or _EMPTY
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
+        delta = choice.delta or choice.message or _EMPTY
         return Chunk(
             delta.content or "",
             delta.reasoning_content or delta.reasoning or "",
@@ -196,19 +210,20 @@ class ChatDecoder:
             deltas.append(repair.delta(0, None, delta.function_call.name, delta.function_call.arguments))
         return tuple(deltas)
 
-    def _usage_once(self, usage: Any, *, last: bool) -> Usage | None:
-        """Usage goes out once. Servers that send a running count with every event (``continuous_usage_stats``) are held
-        until the event without choices, or until :meth:`end`."""
+    def _usage_once(self, usage: Any, data: bytes) -> Usage | None:
+        """Usage goes out once: after the finish reason, or at :meth:`end`. Running counts before that are held, and so is
+        the finish reason's own, which a better one may follow."""
         if usage is None or self._usage_given:
             return None
         found = _usage(usage)
         if found is None:
             return None
-        if last or self.finish_reason is not None:
+        self.usage = found
+        if self.finish_reason is not None:
             self._usage_given = True
             self._usage_held = None
             return found
-        self._usage_held = found
+        self._usage_held = (found, data)
         return None
 
     def end(self) -> Chunk | None:
@@ -223,7 +238,7 @@ class ChatDecoder:
             raise Truncated("the stream ended without a single choice in it")
         if self._usage_held is not None and not self._usage_given:
             self._usage_given = True
-            return Chunk("", "", (), None, self._usage_held, b"")
+            return Chunk("", "", (), None, *self._usage_held)
         return None
 
 
@@ -232,12 +247,27 @@ def _lenient_json(data: bytes) -> Any:
         return _decode_any(data)
     except (msgspec.DecodeError, RecursionError):
         pass
-    try:  # a broken character must not end the answer: it becomes U+FFFD
-        return _decode_any(data.decode("utf-8", "replace"))
-    except (msgspec.DecodeError, RecursionError) as error:
+    text = data.decode("utf-8", "replace")  # a broken character must not end the answer: it becomes U+FFFD
+    try:
+        return _decode_any(text)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:  # nor must half of a surrogate pair, which JSON.stringify writes as an escape, and msgspec refuses
+        return _without_surrogates(json.loads(text))
+    except (ValueError, RecursionError) as error:
         problem = ProtocolError(f"an event of the stream is not JSON: {_show(data)}")
         problem.__cause__ = error
         raise problem from error
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
+    return value
 
 
 def _lenient_choice(choice: Mapping[str, Any]) -> _Choice:
@@ -321,7 +351,7 @@ def _usage(usage: Any) -> Usage | None:
 def _count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def decode_chat(body: bytes) -> tuple[Chunk, str | None, str | None]:
@@ -335,12 +365,13 @@ def decode_chat(body: bytes) -> tuple[Chunk, str | None, str | None]:
     try:
         chunk = decoder.event(b"", body)
     except ProtocolError as error:
+        _raise_error_in(body)
         raise ProtocolError(f"the answer is not a JSON object: {_show(body)}") from error
     if chunk is None or not decoder.events:
         raise ProtocolError(f"the answer has no choices: {_show(body)}")
     held = decoder._usage_held
     if held is not None and chunk.usage is None:  # a whole answer without a finish_reason
-        chunk = msgspec.structs.replace(chunk, usage=held)
+        chunk = msgspec.structs.replace(chunk, usage=held[0])
     return chunk, decoder.id, decoder.model
 
 
@@ -400,6 +431,8 @@ def _raise_error_in(body: bytes) -> None:
         found = _decode_any(body)
     except (msgspec.DecodeError, RecursionError):
         return
+    if isinstance(found, list) and len(found) == 1:  # Google's form
+        found = found[0]
     if isinstance(found, dict) and found.get("error"):
         raise error_in(body)
 

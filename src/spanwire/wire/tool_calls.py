@@ -50,7 +50,7 @@ class ToolCallRepair:
         call_id = id if isinstance(id, str) else ""
         call_name = name if isinstance(name, str) else ""
         text = _as_text(arguments)
-        call = self._find(index if isinstance(index, int) and not isinstance(index, bool) else None, call_id, call_name)
+        call = self._find(_as_index(index), call_id, call_name)
         self._last = call
         new_id = new_name = None
         if call_id and not call.given_id:
@@ -98,6 +98,15 @@ class ToolCallRepair:
         known = _Known(len(self._calls))
         self._calls.append(known)
         return known
+
+
+def _as_index(index: Any) -> int | None:
+    """Also as text or as a whole float; anything else is none."""
+    if isinstance(index, str) and index.isascii() and index.isdigit():
+        return int(index[:9])
+    if isinstance(index, float) and index.is_integer():
+        return int(index)
+    return index if isinstance(index, int) and not isinstance(index, bool) else None
 
 
 def _as_text(arguments: Any) -> str:

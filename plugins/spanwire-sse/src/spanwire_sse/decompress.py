@@ -16,8 +16,11 @@ _WBITS = {"gzip": 47, "x-gzip": 47, "deflate": 47}
 _PIECE = 64 * 1024
 
 
-def decompressor(encoding: str, take: Callable[[bytes], None], *, strict: bool = True) -> Callable[[bytes], None]:
-    """A function that takes the coded bytes as they come and hands over what can be decoded by now.
+def decompressor(
+    encoding: str, take: Callable[[bytes], None], *, strict: bool = True
+) -> tuple[Callable[[bytes], None], Callable[[], bool]]:
+    """A function that takes the coded bytes as they come and hands over what can be decoded by now; and one that tells
+    whether the coding has come to its end.
 
     Args:
         encoding: the value of ``Content-Encoding``.
@@ -33,7 +36,7 @@ def decompressor(encoding: str, take: Callable[[bytes], None], *, strict: bool =
     if wbits is None:
         if strict:
             raise ProtocolError(f"the answer is coded as {encoding[:40]!r} although no coding was asked for")
-        return _nothing
+        return _nothing, lambda: True
     stream = zlib.decompressobj(wbits)
     broken = False
 
@@ -60,7 +63,7 @@ def decompressor(encoding: str, take: Callable[[bytes], None], *, strict: bool =
             if plain:
                 take(plain)
 
-    return decode
+    return decode, lambda: stream.eof or not strict
 
 
 def _salvage(stream: zlib._Decompress, data: bytes, take: Callable[[bytes], None]) -> None:

@@ -27,6 +27,8 @@ __all__ = ["HTTPExchange", "retry_after_s"]
 
 #: How much of the body of an error status is read, in bytes.
 _ERROR_BODY_BYTES = 64 * 1024
+#: How much may come between the terminal event and the end of the message until the connection is left, in bytes.
+_OVERTIME_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -48,6 +50,7 @@ class HTTPExchange(Inbox):
         "_paused_since_ns",
         "_size",
         "_take",
+        "_unpacked_whole",
         "head",
         "on_body",
     )
@@ -63,6 +66,7 @@ class HTTPExchange(Inbox):
         self._max_bytes = attempt.endpoint.limits.max_event_bytes
         self._finished = False
         self._decompress: Callable[[bytes], None] | None = None
+        self._unpacked_whole: Callable[[], bool] | None = None
         self._parser: EventStreamParser | None = None
         self._body: list[bytes] = []
         self._size = 0
@@ -90,12 +94,20 @@ class HTTPExchange(Inbox):
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             strict = self._take == self._sniff
-            self._decompress = self.on_body = decompressor(encoding, self._unpacked, strict=strict)
+            self._decompress, self._unpacked_whole = decompressor(encoding, self._unpacked, strict=strict)
+            self.on_body = self._decompress
         else:
             self.on_body = self._take
 
     def _unpacked(self, plain: bytes) -> None:
         self._take(plain)  # which changes: not `self._take` itself
+
+    def _overtime(self, data: bytes) -> None:
+        """What comes after the terminal event belongs to nobody, and much of it is worth no connection."""
+        self._size += len(data)
+        if self._size > _OVERTIME_BYTES:
+            self._http.leave(self)
+            self._attempt.released()
 
     def on_batch(self) -> None:
         if not self._finished:
@@ -170,18 +182,24 @@ class HTTPExchange(Inbox):
         self._complete()
 
     def _complete(self) -> None:
-        self.head.id, self.head.model = self._decoder.id, self._decoder.model
+        self._fill_head()
         marks = self._marks
         marks.last_byte_ns = self._http.arrival_ns
         marks.rtt_ns = self._http.rtt_min_ns()
         marks.ended_ns = time.perf_counter_ns()
         self._http.resume_reading()
         self.end()
+        self._size = 0
         self._let_go()
+
+    def _fill_head(self) -> None:
+        self.head.id, self.head.model = self._decoder.id, self._decoder.model
+        self.head.usage = getattr(self._decoder, "usage", None)
 
     def _let_go(self) -> None:
         """Break the cycles of bound methods, so that the bytes go when the call does and not when the collector comes."""
-        self._take = self.on_body = _ignore
+        self._take = _ignore
+        self.on_body = self._overtime
         self._decompress = None
         if self._parser is not None:
             self._parser.on_event = _ignore_event
@@ -225,10 +243,13 @@ class HTTPExchange(Inbox):
             raise ProtocolError(f"the server answered with a page, not with an answer to this call: {shown!r}")
         if text[:1] not in (b"{", b"["):
             raise self._explain(text)
-        item = self._decoder.whole(text)
+        if self._unpacked_whole is not None and not self._unpacked_whole():
+            raise Truncated("the answer's coding ended before its end")
+        end = text.find(b"\ndata:")  # some servers end a JSON body as they end a stream
+        item = self._decoder.whole(text if end < 0 else text[:end])
         marks = self._marks
         marks.last_chunk_ns = self._http.arrival_ns
-        if self._attempt.streamed:  # all that there is came with its last byte
+        if self._attempt.streamed and isinstance(item, Chunk) and item.has_content:  # all came with the last byte
             marks.first_content_ns = self._http.arrival_ns
         self._items.append(item)
 
@@ -239,17 +260,32 @@ class HTTPExchange(Inbox):
         self._end_stream()
 
     def _end_stream(self) -> None:
-        try:
-            last = self._decoder.end()
-        except Truncated as error:
-            parser = self._parser
-            if parser is not None and not self._marks.first_chunk_ns:
-                lines = [*parser.ignored, parser.unfinished_line]
-                if lines[0] and not lines[0].startswith((b"data", b"event", b"id", b"retry", b":")):
-                    raise self._explain(lines[0]) from error
-            raise
+        parser = self._parser
+        if parser is not None and getattr(self._decoder, "finish_reason", None) is None:
+            self._read_ignored([*parser.ignored, parser.unfinished_line])
+        last = self._decoder.end()
         if last is not None:
             self._items.append(last)
+
+    def _read_ignored(self, lines: list[bytes]) -> None:
+        """The standard ignores lines of unknown fields; where no answer is complete they may say why."""
+        for number, line in enumerate(lines):
+            if line.startswith(b"error:"):
+                raise self._explain(line)
+            if line[:1] in (b"{", b"["):
+                rest = b"\n".join(lines[number:]).strip()
+                if self._marks.first_chunk_ns:  # an answer was under way: only an error can stand there
+                    raise self._codec.error(self.head.status or 200, self.head.headers, rest, None)
+                self._items.append(self._decoder.whole(rest))
+                self._marks.first_chunk_ns = self._marks.last_chunk_ns = self._http.arrival_ns
+                return
+        first = next((line for line in lines if line), b"")
+        if (
+            first
+            and not self._marks.first_chunk_ns
+            and not first.startswith((b"data", b"event", b"id", b"retry", b":"))
+        ):
+            raise self._explain(first)
 
     def _explain(self, first: bytes) -> SpanwireError:
         """No event came, yet a line did that is not of the standard: say which."""
@@ -269,7 +305,9 @@ class HTTPExchange(Inbox):
             self._attempt.released()
 
     def _end_with(self, error: SpanwireError) -> None:
-        self.head.id, self.head.model = self._decoder.id, self._decoder.model
+        self._fill_head()
+        if not self._marks.first_byte_ns:  # a part of a head is a beginning too
+            self._marks.first_byte_ns = self._http.first_arrival_ns
         if error.endpoint is None:
             error.endpoint = self._attempt.endpoint.address
         if isinstance(error, ServerError) and error.status is None:  # inside a stream: its head tells more
@@ -291,7 +329,7 @@ class HTTPExchange(Inbox):
         """Leave: HTTP/1.1 knows no other way than to close the connection, unless the message has ended already."""
         if not self._finished:
             self._finished = True
-            self.head.id, self.head.model = self._decoder.id, self._decoder.model
+            self._fill_head()
             self._marks.rtt_ns = self._http.rtt_min_ns()
         super().abort(error)
         self._http.leave(self)
