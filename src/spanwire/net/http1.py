@@ -376,7 +376,7 @@ class HTTP1Connection(asyncio.Protocol):
 
 def _shut_down(of: socket.socket) -> None:
     # uvloop's transports give a thing that looks like a socket, and raises TypeError for shutdown().
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed already, and has no descriptor
         twin = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
         try:
             twin.shutdown(socket.SHUT_RDWR)
