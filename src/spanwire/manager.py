@@ -116,8 +116,8 @@ class LoopState:
     def abort(self) -> None:
         """The same at once, without awaiting anything."""
         self.closed = True
-        with contextlib.suppress(RuntimeError):
-            self._end_runs()
+        self._end_runs()
+        self.wheel.close()
         pools, self.pools = list(self.pools.values()), {}
         for pool in pools:
             pool.abort()
@@ -268,12 +268,13 @@ class ConnectionManager:
         if state is not None and state.loop is loop and not state.closed:
             return state
         with self._lock:
-            for key, other in list(self._states.items()):
-                if other.loop.is_closed() or other.closed:
-                    del self._states[key]
-                    other.abort()
+            dead = [(key, other) for key, other in self._states.items() if other.loop.is_closed() or other.closed]
+            for key, _ in dead:
+                del self._states[key]
             state = self._states[id(loop)] = LoopState(self, loop)
-            return state
+        for _, other in dead:  # without the lock: it tells observers, who may use this manager
+            other.abort()
+        return state
 
     def _prepare(self, endpoint: Endpoint) -> Prepared:
         cached: Prepared | None = endpoint.__dict__.get("_prepared")

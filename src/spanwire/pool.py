@@ -638,9 +638,14 @@ class Pool:
     def abort(self) -> None:
         """Close everything at once, on a loop that may be closed already."""
         self._closed = True
-        for task in list(self._tasks):
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it will never run again
+        if self._evictor is not None:
+            self._evictor.cancel()
+            self._evictor = None
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nothing there will ever run again
+            for task in list(self._tasks):
                 task.cancel()
+            for waiter in list(self.state.waiters):
+                self.state.refuse(waiter, ConnectionFailed("the manager was closed", retryable=False))
         members, self.state.members = list(self.state.members), set()
         for member in members:
             member.connection.abort()

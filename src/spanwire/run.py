@@ -7,6 +7,7 @@ the timer, and turns the record into a timeline, a span and metrics.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -245,9 +246,12 @@ class Run:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        if self._opener is not None and self._opener is not asyncio.current_task():
+        if self._opener is None:
+            return
+        if self.state.loop.is_closed() or self._opener is not asyncio.current_task(self.state.loop):
             self._interrupted = True
-            self._opener.cancel()
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it will never run again
+                self._opener.cancel()
 
     # --- attempts ---------------------------------------------------------------------------------------------------
 

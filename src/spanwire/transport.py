@@ -35,6 +35,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -329,7 +330,8 @@ class Inbox:
         elif not self._ended:
             self._error = error
         self._ended = True
-        self.wake()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody will ever read
+            self.wake()
 
     async def read(self) -> Sequence[Item]:
         """See :meth:`Exchange.read`. One reader at a time."""
