@@ -107,7 +107,12 @@ class LoopState:
         self._end_runs()
         self.wheel.close()
         pools, self.pools = list(self.pools.values()), {}
-        await asyncio.gather(*(pool.aclose() for pool in pools))
+        try:
+            await asyncio.gather(*(pool.aclose() for pool in pools))
+        except BaseException:
+            for pool in pools:
+                pool.abort()
+            raise
         guard, self._guard = self._guard, None
         if guard is not None:
             with contextlib.suppress(RuntimeError):  # it is the guard that has called us

@@ -620,8 +620,12 @@ class Pool:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        except BaseException:  # this closing is cancelled itself: at once, then
+            self.abort()
+            raise
         for waiter in list(self.state.waiters):  # for the end of a message, not for a dial
             self.state.refuse(waiter, ConnectionFailed("the manager was closed", retryable=False))
         members, self.state.members = list(self.state.members), set()
@@ -631,9 +635,11 @@ class Pool:
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await member.connection.aclose()
-        except Exception:  # noqa: BLE001 - it is closed all the same, below
-            _log.debug("connection %s did not close in order", member.id, exc_info=True)
+        except BaseException as error:
             member.connection.abort()
+            if not isinstance(error, Exception):  # this closing is cancelled itself
+                raise
+            _log.debug("connection %s did not close in order", member.id, exc_info=True)
 
     def abort(self) -> None:
         """Close everything at once, on a loop that may be closed already."""
