@@ -39,6 +39,8 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._stopping = False
         self._thread = threading.Thread(target=self._main, name="spanwire loop", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
@@ -55,10 +57,15 @@ class _LoopThread:
             self.loop.close()
 
     def _stop(self) -> None:
+        self._stopping = True
         if self._thread.is_alive() and not self.loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(_EXIT_LIMIT_S)
+
+    def is_ours(self) -> bool:
+        """Whether it runs in this process: a forked child has only the thread that forked."""
+        return self._pid == os.getpid()
 
     def call(self, function: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
         """Run a coroutine on the loop and wait for it. Its context is a copy of the caller's, so that spans nest."""
@@ -66,6 +73,10 @@ class _LoopThread:
             raise RuntimeError(
                 "SyncConnectionManager was called on its own loop thread (from an observer or a hook?), where it could "
                 "only wait for itself; use the async ConnectionManager there"
+            )
+        if not self.is_ours():
+            raise ConnectionFailed(
+                "the call was begun before this process was forked, and is its parent's", retryable=False
             )
         future: Future[_T] = Future()
         tasks: list[asyncio.Task[_T]] = []
@@ -76,6 +87,8 @@ class _LoopThread:
             task.add_done_callback(done)
 
         def done(task: asyncio.Task[_T]) -> None:
+            if self._stopping:
+                return  # only daemon threads wait at the interpreter's end: to wake them would be to let them complain
             if task.cancelled():
                 future.set_exception(_closing())
             elif (error := task.exception()) is not None:
@@ -243,7 +256,7 @@ class SyncStream:
     def close(self) -> None:
         """Leave the call now. Does nothing if it has ended."""
         run = self._stream._run
-        if run is not None and not run.ended:
+        if run is not None and not run.ended and self._thread.is_ours():
             self._thread.call(self._stream.aclose)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import sys
@@ -74,6 +75,7 @@ class HTTP1Connection(asyncio.Protocol):
         "_keep_alive",
         "_keep_alive_until_ns",
         "_parser",
+        "_pid",
         "_rest",
         "_sink",
         "_socket",
@@ -87,6 +89,7 @@ class HTTP1Connection(asyncio.Protocol):
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._pid = os.getpid()
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -194,8 +197,8 @@ class HTTP1Connection(asyncio.Protocol):
         """Close at once."""
         self._keep_alive = False
         self._rest = b""
-        if self._transport is None or self._closed.done():
-            return
+        if self._transport is None or self._closed.done() or self._pid != os.getpid():
+            return  # in a forked child: the connection is the parent's, who goes on with it
         if self._socket is not None:
             # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
             # alone would tell the server nothing.
