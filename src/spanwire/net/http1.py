@@ -203,8 +203,13 @@ class HTTP1Connection(asyncio.Protocol):
             # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
             # alone would tell the server nothing.
             _shut_down(self._socket)
-        with contextlib.suppress(RuntimeError):  # the loop is closed; the transport's finalizer closes the socket
+        try:
             self._transport.abort()
+        except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
+            last_step = getattr(self._transport, "_call_connection_lost", None)
+            if last_step is not None:
+                with contextlib.suppress(RuntimeError):
+                    last_step(None)
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
