@@ -22,6 +22,10 @@ from .errors import QueueFull, QueueTimeout
 __all__ = ["Admission", "Slots", "Ticket", "slots_for"]
 
 
+#: How often a caller that waits looks for slots that died with their loop, in seconds.
+_LOOK_AGAIN_S = 1.0
+
+
 class Ticket:
     """One caller's place: it waits, or it holds a slot.
 
@@ -29,14 +33,21 @@ class Ticket:
         label: what to call it when somebody asks who holds the slots; no content.
         since_ns: when it got its slot.
         grant: called when it is admitted after a wait.
+        loop: the event loop it belongs to: a slot must not die with it.
     """
 
-    __slots__ = ("grant", "label", "since_ns")
+    __slots__ = ("grant", "label", "loop", "since_ns")
 
-    def __init__(self, label: str = "", grant: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        label: str = "",
+        grant: Callable[[], None] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.label = label
         self.since_ns = 0
         self.grant = grant
+        self.loop = loop
 
 
 class Admission:
@@ -106,9 +117,9 @@ class Slots:
         """Calls that wait for a slot now."""
         return len(self._admission.waiters)
 
-    def try_acquire(self, label: str) -> Ticket | None:
-        """A slot at once, or None if the call would have to wait."""
-        ticket = Ticket(label)
+    def try_acquire(self, label: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket | None:
+        """A slot at once, or None if the call would have to wait. With a loop it comes back when that is closed."""
+        ticket = Ticket(label, loop=loop)
         with self._lock:
             if self._admission.waiters or len(self._admission.holders) >= self._admission.max_concurrent:
                 return None
@@ -125,7 +136,8 @@ class Slots:
         """
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
-        ticket = Ticket(label, lambda: _wake(loop, granted))
+        ticket = Ticket(label, lambda: _wake(loop, granted), loop)
+        self._take_back()
         with self._lock:
             decision = self._admission.ask(ticket)
         if decision == "refuse":
@@ -136,7 +148,9 @@ class Slots:
         if decision == "wait":
             try:
                 async with asyncio.timeout(timeout_s):
-                    await granted
+                    while not granted.done():
+                        await asyncio.wait([granted], timeout=_LOOK_AGAIN_S)
+                        self._take_back()
             except BaseException as error:
                 self.release(ticket)
                 if isinstance(error, TimeoutError):
@@ -160,6 +174,13 @@ class Slots:
                 return
             except RuntimeError:  # its loop is closed: nobody is there to take the slot
                 ticket = successor
+
+    def _take_back(self) -> None:
+        """Slots that are held on a loop that was closed: nobody there will ever give them back."""
+        with self._lock:
+            dead = [ticket for ticket in self._admission.holders if ticket.loop is not None and ticket.loop.is_closed()]
+        for ticket in dead:
+            self.release(ticket)
 
     def _holders(self) -> str:
         now_ns = time.perf_counter_ns()

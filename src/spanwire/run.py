@@ -303,7 +303,7 @@ class Run:
     async def _send(self, record: AttemptRecord) -> None:
         slots = self._prepared.slots
         if slots is not None:
-            self._ticket = slots.try_acquire(self.call.model)
+            self._ticket = slots.try_acquire(self.call.model, self.state.loop)
             if self._ticket is None:
                 record.queued_ns = time.perf_counter_ns()
                 self._ticket = await self._wait_for_slot(slots)
