@@ -119,20 +119,20 @@ _thread_lock = threading.Lock()
 
 def _loop_thread() -> _LoopThread:
     global _thread
+    _refuse_gevent()  # each time: it may have patched meanwhile
     with _thread_lock:
         if _thread is None:
-            _refuse_gevent()
             _thread = _LoopThread()
         return _thread
 
 
 def _refuse_gevent() -> None:
-    """Threads that gevent has replaced would run our loop as a greenlet of the caller's thread, and block it."""
+    """Where gevent has replaced threads, sockets or select, our loop would run on its hub, and wait for itself."""
     monkey = sys.modules.get("gevent.monkey")
-    if monkey is not None and monkey.is_module_patched("threading"):
+    if monkey is not None and any(map(monkey.is_module_patched, ("threading", "socket", "select", "selectors"))):
         raise ConfigurationError(
-            "SyncConnectionManager needs a native thread, and gevent has replaced threads in this process; patch with "
-            "monkey.patch_all(thread=False), or use httpx-based clients under gevent"
+            "SyncConnectionManager needs native threads and sockets, and gevent has replaced them in this process; make "
+            "the calls in a process without monkey.patch_all(), or from asyncio with ConnectionManager"
         )
 
 

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -365,41 +367,45 @@ def test_a_caller_that_waits_already_gets_the_slot_of_a_loop_that_closes() -> No
 
 
 def test_an_observer_may_use_the_manager_while_a_closed_loops_calls_are_ended() -> None:
-    """It is told of them on the thread of the next loop, in the middle of that one's first call."""
-    found: list[str] = []
+    """It is told of them on the thread of the next loop, in the middle of that one's first call.
 
-    class Observer:
-        def call_ended(self, timeline: spanwire.Timeline) -> None:
-            if timeline.outcome == "error":
-                found.append(SyncConnectionManager(manager).complete(server.endpoint(), chat("other")).text)
+    In a process of its own: a deadlock would hold up every later test that makes a synchronous call.
+    """
+    program = """
+        import asyncio, sys
+        import spanwire
 
-    class Plugin:
-        @spanwire.hookimpl
-        def register_observers(self) -> list[Observer]:
-            return [Observer()]
+        def call(model):
+            return spanwire.Call.chat(model, [{"role": "user", "content": "x"}])
 
-    manager = ConnectionManager(plugins=[Plugin()])
-    with serving(hello(hang_after=3), hello()) as server:
-        stream = manager.stream(server.endpoint(), chat())
-        loop = new_loop("asyncio")
+        class Observer:
+            def call_ended(self, timeline):
+                if timeline.outcome == "error":
+                    print("observer", spanwire.SyncConnectionManager(manager).complete(endpoint, call("other")).text)
+
+        class Plugin:
+            @spanwire.hookimpl
+            def register_observers(self):
+                return [Observer()]
+
+        manager = spanwire.ConnectionManager(plugins=[Plugin()])
+        endpoint = spanwire.Endpoint(sys.argv[1], proxy=None)
+        stream = manager.stream(endpoint, call("m"))
+        loop = asyncio.new_event_loop()
         loop.run_until_complete(stream.__anext__())
-        close_at_once(loop)
-        done: list[object] = []
-
-        async def body() -> None:
-            done.append((await manager.complete(server.endpoint(), chat())).text)
-
-        # A daemon: if it deadlocks, the test fails and the run goes on.
-        thread = threading.Thread(target=asyncio.run, args=(body(),), daemon=True)
-        thread.start()
-        thread.join(5)
-        assert not thread.is_alive()
-        assert done == found == [HELLO]
-        SyncConnectionManager(manager).close()
-    stream_gone = ref(stream)
-    del stream
-    gc.collect()
-    assert stream_gone() is None
+        loop.close()
+        print("next loop", asyncio.run(manager.complete(endpoint, call("m"))).text)
+        """
+    with serving(hello(hang_after=3), hello()) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program), server.url],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+        assert done.stderr == ""
+        assert done.stdout == f"observer {HELLO}\nnext loop {HELLO}\n"
 
 
 # --- at once ----------------------------------------------------------------------------------------------------------
