@@ -46,11 +46,13 @@ class LoopState:
         self._abandoned: deque[Run] = deque()
         self._guard: AsyncGenerator[None, None] | None = None
         self.closed = False
+        self.parked = False  # it belongs to the process that this one was forked from
+        self.ending = loop in manager._ending  # the loop is being shut down: nobody would close what is kept
 
     @property
     def guarded(self) -> bool:
         """Whether :meth:`guard` was called."""
-        return self._guard is not None
+        return self._guard is not None or self.ending
 
     async def guard(self) -> None:
         """Have this state closed when the loop is: ``loop.shutdown_asyncgens()`` closes the generator."""
@@ -59,6 +61,8 @@ class LoopState:
             try:
                 yield
             finally:
+                if not self.closed:
+                    self.manager._ending.add(self.loop)
                 await self.aclose()
 
         self._guard = wait_for_the_end()
@@ -85,6 +89,8 @@ class LoopState:
     def abandon(self, run: Run) -> None:
         """A stream was dropped without being closed. May be called from any thread, inside the garbage collector: only
         leaves a note for the loop."""
+        if self.parked:
+            return
         self._abandoned.append(run)
         with contextlib.suppress(RuntimeError):  # the loop is closed: its guard has ended the call
             self.loop.call_soon_threadsafe(self._sweep)
@@ -103,6 +109,8 @@ class LoopState:
     async def aclose(self) -> None:
         """End what runs, close what is open."""
         self.closed = True
+        if self.parked:
+            return
         self._sweep()
         self._end_runs()
         self.wheel.close()
@@ -121,6 +129,8 @@ class LoopState:
     def abort(self) -> None:
         """The same at once, without awaiting anything."""
         self.closed = True
+        if self.parked:
+            return
         self._end_runs()
         self.wheel.close()
         pools, self.pools = list(self.pools.values()), {}
@@ -149,6 +159,7 @@ class ConnectionManager:
         self.registry = Registry(plugins)
         self.telemetry = Telemetry() if telemetry is msgspec.UNSET else telemetry
         self._states: dict[int, LoopState] = {}
+        self._ending: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lock = threading.Lock()
         _managers.add(self)
 
@@ -330,6 +341,8 @@ class ConnectionManager:
     def _after_fork(self) -> None:
         # The child must not touch its parent's sockets: closing them would take them out of the parent's epoll.
         _parked.append(self._states)
+        for state in self._states.values():
+            state.parked = True
         self._states = {}
         self._lock = threading.Lock()
         self.registry.after_fork()

@@ -94,6 +94,10 @@ class Registry:
     # --- loading ----------------------------------------------------------------------------------------------------
 
     def _load(self, entry: metadata.EntryPoint) -> None:
+        with _loading:
+            self._load_one(entry)
+
+    def _load_one(self, entry: metadata.EntryPoint) -> None:
         name = f"{_dist_name(entry)} ({entry.value})"
         if name in self._broken:
             raise self._broken[name]
@@ -231,7 +235,8 @@ class Registry:
         with self._lock:
             found = self._transports.get(spec.name)
             if found is None:
-                found = self._transports[spec.name] = spec.factory()
+                with _loading:  # it may import too
+                    found = self._transports[spec.name] = spec.factory()
             return found
 
     def dialect_for(self, endpoint: Endpoint, spec: TransportSpec) -> Dialect | None:
@@ -365,3 +370,11 @@ class Registry:
                     "status": "ok",
                 }
         return list(rows.values())
+
+
+#: Held while plugins are imported and taken in, and while the process forks: the child of a fork in the middle of another
+#: thread's import would find a half-made module whose lock nobody holds any more.
+_loading = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)

@@ -225,7 +225,7 @@ class Run:
 
     def leave(self, outcome: Outcome) -> None:
         """The caller goes, before the answer has ended."""
-        if self.opened and not self.ended:
+        if self.opened and not self.ended and not self.state.parked:
             self.finish(outcome, None)
             self._interrupt()
 
@@ -618,6 +618,9 @@ class Run:
             error.message = error.message.replace(self._api_key, "***")  # servers repeat the key that they refuse
         timeline = self._timeline = Timeline(record)
         self.state.runs.discard(self)
+        if self.state.ending and not self.state.runs:
+            with contextlib.suppress(RuntimeError):  # it is closed by now
+                self.state.loop.call_soon(self.state.abort)
         manager = self.state.manager
         extra = manager.registry.span_attributes(timeline)
         if manager.telemetry is not None:

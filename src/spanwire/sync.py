@@ -42,7 +42,11 @@ class _LoopThread:
         self._pid = os.getpid()
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="spanwire loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # since Python 3.12, while the interpreter exits
+            self.loop.close()
+            raise _closing() from error
         atexit.register(self._stop)
 
     def _main(self) -> None:
@@ -88,6 +92,8 @@ class _LoopThread:
 
         def done(task: asyncio.Task[_T]) -> None:
             if self._stopping:
+                if not task.cancelled():
+                    task.exception()  # looked at: else the loop logs that nobody did
                 return  # only daemon threads wait at the interpreter's end: to wake them would be to let them complain
             if task.cancelled():
                 future.set_exception(_closing())
@@ -96,11 +102,11 @@ class _LoopThread:
             else:
                 future.set_result(task.result())
 
-        try:
-            self.loop.call_soon_threadsafe(start)
-        except RuntimeError as error:
-            raise _closing() from error
-        try:
+        try:  # from here on Ctrl-C ends the call on the loop too
+            try:
+                self.loop.call_soon_threadsafe(start)
+            except RuntimeError as error:
+                raise _closing() from error
             return future.result()
         except BaseException:
             if not future.done():  # Ctrl-C while waiting: the call ends on the loop too

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -223,6 +223,34 @@ def test_a_loop_that_ends_at_any_step_of_a_call(kind: str) -> None:
         server.wait_for(lambda s: s.open_connections == 0, SEEN_S)
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_a_call_in_a_generators_clean_up_while_the_loop_ends(kind: str) -> None:
+    """The loop closes generators in any order: the manager's guard may be closed before one that still makes a call."""
+    manager = ConnectionManager()
+    done: list[str] = []
+    with serving() as server:
+
+        async def resource() -> AsyncIterator[None]:
+            try:
+                yield
+            finally:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the guard is closed by now
+                done.append((await manager.complete(server.endpoint(), chat())).text)
+
+        kept = resource()
+
+        async def main() -> None:
+            await manager.complete(server.endpoint(), chat())
+            await anext(kept)
+
+        with asyncio.Runner(loop_factory=lambda: new_loop(kind)) as runner:
+            runner.run(main())
+        assert len(done) == 1
+        server.wait_for(lambda s: s.open_connections == 0, SEEN_S)
+    gc.collect()
+
+
 # --- loops that are closed without a word -----------------------------------------------------------------------------
 
 
@@ -315,6 +343,30 @@ def test_a_loop_that_is_closed_without_shutting_down_its_generators(stage: str, 
             if stage == "dial":  # a handshake under way is asyncio's, whose transport tells when it is collected
                 warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()  # else a warning of a socket or transport that was not closed is an error
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+@pytest.mark.parametrize("stage", ["idle", "unread"])
+def test_a_tls_connection_of_a_loop_that_is_closed_without_a_word(stage: str, kind: str) -> None:
+    """The same below TLS, where asyncio has two transports for it."""
+    manager = ConnectionManager()
+    with serving(default=lambda r: hello() if r.model == "whole" else hello(hang_after=3), tls=True) as server:
+        endpoint = server.endpoint()
+        stream: Stream | None = manager.stream(endpoint, chat("whole" if stage == "idle" else "hangs"))
+        assert stream is not None
+        loop = new_loop(kind)
+        loop.run_until_complete(read(stream) if stage == "idle" else stream.__aenter__())
+        close_at_once(loop)
+
+        async def again() -> None:
+            assert (await manager.complete(endpoint, chat("whole"))).text == HELLO
+
+        with foreign_sockets():
+            run_on(kind, again)
+        server.wait_for(lambda s: s.open_connections == 0, SEEN_S)
+        stream = None
+        del loop
+        gc.collect()  # a warning of a socket or transport that was not closed is an error
 
 
 @pytest.mark.parametrize("held", ["unread", "read"])

@@ -695,6 +695,86 @@ def test_forks_while_threads_are_calling() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+@needs_fork
+def test_a_fork_in_the_middle_of_another_threads_first_call() -> None:
+    """That thread is importing the transport: the child would wait for ever for the lock of a half-made module."""
+    with serving() as server:
+        done = run_process(
+            server.url,
+            """
+            importing = threading.Event()
+
+            class Slow:
+                # Takes its time to find one module of the transport.
+                @staticmethod
+                def find_spec(name, path=None, target=None):
+                    if name == "spanwire_sse.exchange" and not importing.is_set():
+                        importing.set()
+                        time.sleep(0.3)  # the delay under test
+
+            sys.meta_path.insert(0, Slow)
+            thread = threading.Thread(target=blocking.complete, args=(endpoint(), call))
+            thread.start()
+            assert importing.wait(5)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                try:
+                    assert blocking.complete(endpoint(), call).text
+                    assert spanwire.SyncConnectionManager().complete(endpoint(), call).text
+                except BaseException as error:
+                    os.write(2, repr(error).encode())
+                    os._exit(1)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            thread.join()
+            print(os.waitstatus_to_exitcode(status))
+            """,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@needs_fork
+def test_a_parents_call_has_one_span_whatever_its_child_does() -> None:
+    """The child leaves the block, drops the handle, closes the manager: the call, its span and its count are the parent's."""
+    with serving(hello(gap_s=0.02)) as server:
+        done = run_process(
+            server.url,
+            """
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+            from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+            exporter = InMemorySpanExporter()
+            provider = TracerProvider(shutdown_on_exit=False)
+            provider.add_span_processor(SimpleSpanProcessor(exporter))
+            traced = spanwire.ConnectionManager(telemetry=spanwire.Telemetry(tracer_provider=provider))
+
+            def outcomes():
+                return [s.attributes["spanwire.outcome"] for s in exporter.get_finished_spans() if s.name == "chat m"]
+
+            async def main():
+                stream = traced.stream(endpoint(), call)
+                await anext(stream)
+                child = os.fork()
+                if child == 0:
+                    code = 1
+                    try:
+                        await stream.aclose()
+                        code = 0 if outcomes() == [] else 2
+                    finally:
+                        os._exit(code)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                async for chunk in stream:
+                    pass
+                assert outcomes() == ["completed"]
+
+            asyncio.run(main())
+            """,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_of_multiprocessing(method: str, tmp_path: Path) -> None:
     """By whatever method they are started; they get an endpoint that was used, and use a manager of their module."""
@@ -831,15 +911,12 @@ def test_under_gevent_it_works_or_refuses_at_once(when: str, side: str) -> None:
         ).replace("SYNC", str(side == "sync")),
     ]
     with serving() as server:
-        program = "\n".join(parts).replace(
-            "URL", f"http://localhost:{server.port}/v1"
-        )  # a name, so that DNS is used too
+        url = f"http://localhost:{server.port}/v1"  # a name, so that DNS is used too
+        program = "\n".join(parts).replace("URL", url)
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS_S, check=False
         )
         assert done.returncode == 0
         assert done.stdout in ("works\n", "works\n" if when == "not patched" else "refused\n")
-        if (
-            side == "sync" and "after a call" not in when
-        ):  # gevent: "patching more lately may lead to errors", at the exit
+        if side == "sync" and "after a call" not in when:  # patched that late, the end of a thread is noisy
             assert done.stderr == ""

@@ -206,7 +206,10 @@ class HTTP1Connection(asyncio.Protocol):
         try:
             self._transport.abort()
         except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-            last_step = getattr(self._transport, "_call_connection_lost", None)
+            below = getattr(
+                getattr(self._transport, "_ssl_protocol", None), "_transport", None
+            )  # TLS has one of its own
+            last_step = getattr(below or self._transport, "_call_connection_lost", None)
             if last_step is not None:
                 with contextlib.suppress(RuntimeError):
                     last_step(None)
