@@ -418,7 +418,7 @@ class Pool:
     ) -> None:
         self.transport = transport
         self.loop = loop
-        self.state = PoolState(multiplexed=transport.expect > 1)
+        self.state = PoolState()
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
         self._limits = Limits()
@@ -498,7 +498,7 @@ class Pool:
         room = self.state.room(now_ns, self._limits)
         while room < count:
             self._start_dial(attempt, None)
-            room += max(1, self.transport.expect)
+            room += max(1, self.transport.expect(attempt.endpoint))
         pending = set(self._tasks)  # those that others have asked for make room too
         if pending:
             await asyncio.wait(pending)
@@ -510,7 +510,7 @@ class Pool:
     def _start_dial(
         self, attempt: Attempt, waiter: Waiter | None, context: object = None
     ) -> asyncio.Task[SpanwireError | None]:
-        dial = self.state.dial(time.perf_counter_ns(), max(1, self.transport.expect), waiter)
+        dial = self.state.dial(time.perf_counter_ns(), max(1, self.transport.expect(attempt.endpoint)), waiter)
         dial.context = context
         # Nothing of the call itself (its headers, its trace): others will use the connection too.
         own = Attempt(

@@ -381,6 +381,7 @@ class Run:
             (record.leased_ns - member.made_ns) / 1e9 if reused else None,
             (record.leased_ns - lease.was_idle_ns) / 1e9 if lease.served == "idle" else None,
             member.connection.protocol,
+            engine=member.connection.engine,
         )
         if self._call_span is not None and member.context is not None:
             self._call_span.link(member.context)  # type: ignore[arg-type]
@@ -587,10 +588,12 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
-        rtt_ns = record.marks.rtt_ns
-        if record.connection is not None and rtt_ns:
-            use = record.connection
-            record.connection = ConnectionUse(use.id, use.reused, use.age_s, use.idle_s, use.protocol, rtt_ns / 1e9)
+        use, rtt_ns = record.marks.use or record.connection, record.marks.rtt_ns
+        if use is not None:
+            rtt_s = rtt_ns / 1e9 if rtt_ns else use.rtt_min_s
+            record.connection = ConnectionUse(
+                use.id, use.reused, use.age_s, use.idle_s, use.protocol, rtt_s, use.engine
+            )
         ticket, self._ticket = self._ticket, None
         if ticket is not None and self._prepared.slots is not None:
             self._prepared.slots.release(ticket)

@@ -63,7 +63,8 @@ class Marks:
 
     Attributes:
         parts: closed intervals ``(part, begin_ns, end_ns)``: ``dns``, ``tcp``, ``tls``, ``proxy``, ``upgrade`` and
-            ``connect`` on a connect; ``encode`` and ``send`` on an exchange.
+            ``connect`` on a connect; ``encode`` and ``send`` on an exchange. An exchange over a client that pools by
+            itself has those of the connect too, and ``local`` for its wait in that pool.
         sent_ns: the request is in the kernel's buffer.
         first_byte_ns: arrival of the answer's first byte.
         first_chunk_ns: arrival of the first data event; of an answer that is not streamed, of its body's first byte.
@@ -73,6 +74,7 @@ class Marks:
         ended_ns: the terminal event, or the whole unary answer, was parsed.
         paused_ns: time in which the consumer's slowness had stopped the stream, in all.
         rtt_ns: minimum round trip to the peer, None if unknown or if a proxy stands between.
+        use: the connection as the exchange saw it, where it knows better than the pool (a client that pools by itself).
     """
 
     __slots__ = (
@@ -87,6 +89,7 @@ class Marks:
         "paused_ns",
         "rtt_ns",
         "sent_ns",
+        "use",
     )
 
     def __init__(self) -> None:
@@ -101,6 +104,7 @@ class Marks:
         self.ended_ns = 0
         self.paused_ns = 0
         self.rtt_ns: int | None = None
+        self.use: ConnectionUse | None = None
 
     def begin(self, part: str, at_ns: int) -> None:
         """Open an interval. Opening one that is open starts it anew."""
@@ -129,7 +133,10 @@ class Marks:
 
 
 class ConnectionUse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The connection that carried an attempt. Durations in seconds; None = unknown."""
+    """The connection that carried an attempt. Durations in seconds; None = unknown.
+
+    ``engine`` is what moved the bytes: ``spanwire``, or the name of the library that did.
+    """
 
     id: str
     reused: bool
@@ -137,6 +144,7 @@ class ConnectionUse(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: float | None = None
     protocol: str | None = None
     rtt_min_s: float | None = None
+    engine: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, unknown entries absent."""
@@ -147,6 +155,7 @@ class ConnectionUse(msgspec.Struct, frozen=True, omit_defaults=True):
                 ("idle_s", self.idle_s),
                 ("protocol", self.protocol),
                 ("rtt_min_s", self.rtt_min_s),
+                ("engine", self.engine),
             )
             if value is not None
         }
@@ -262,6 +271,7 @@ class Segment(msgspec.Struct, frozen=True):
 #: Which segment the parts belong to that transports mark; what is not here was found by the network.
 _SEGMENT_OF = {
     "encode": "client",
+    "local": "queue",
     "dns": "handshake",
     "tcp": "handshake",
     "tls": "handshake",

@@ -206,6 +206,11 @@ class Connection(Protocol):
         """The wire's name and version as on spans: ``http/1.1``, ``h2``, ``websocket``, ``grpc``."""
         ...
 
+    @property
+    def engine(self) -> str:
+        """What moves the bytes: the name of the library behind it, ``spanwire`` for connections of our own."""
+        ...
+
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
         """Hand over the request. Never awaits the answer."""
         ...
@@ -227,9 +232,8 @@ class Connection(Protocol):
 class Transport(Protocol):
     """Makes connections. One object for each manager; keeps no connection itself."""
 
-    @property
-    def expect(self) -> int:
-        """Capacity that a dial probably brings: so many callers are planned with one dial."""
+    def expect(self, endpoint: Endpoint) -> int:
+        """Capacity that a dial probably brings: so many callers are planned with one dial. May change as it learns."""
         ...
 
     def key(self, endpoint: Endpoint) -> Hashable:

@@ -76,6 +76,8 @@ def _head(timeline: Timeline) -> Iterator[str]:
         connection = f"connection {use.id} new"
     if use is not None and use.protocol:
         connection += f", {use.protocol}"
+    if use is not None and use.engine not in (None, "spanwire"):
+        connection += f" by {use.engine}"
     yield _cut(f"{outcome} in {timeline.total_s * 1e3:.1f} ms  {connection}")
     firsts = [
         f"{label} {value * 1e3:.1f} ms"

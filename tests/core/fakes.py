@@ -14,6 +14,7 @@ class FakeConnection:
     """Carries nothing. ``ok`` is what ``usable`` says."""
 
     protocol = "fake"
+    engine = "fake"
 
     def __init__(self, capacity: int = 1, *, ok: bool = True) -> None:
         self.capacity = capacity
@@ -60,9 +61,12 @@ class FakeTransport:
     """Every connect waits at a gate, in :attr:`gates`."""
 
     def __init__(self, expect: int = 1) -> None:
-        self.expect = expect
+        self.expected = expect
         self.gates: list[Gate] = []
         self._changed = asyncio.Event()
+
+    def expect(self, endpoint: Endpoint) -> int:
+        return self.expected
 
     def key(self, endpoint: Endpoint) -> Hashable:
         return endpoint.connection_key()

@@ -19,7 +19,8 @@ from tests.support import chat, hello, run, serving
 class Wire:
     """A transport that is never connected."""
 
-    expect = 1
+    def expect(self, endpoint: spanwire.Endpoint) -> int:
+        return 1
 
     def key(self, endpoint: spanwire.Endpoint) -> object:
         return endpoint.connection_key()

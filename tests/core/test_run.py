@@ -11,13 +11,13 @@ import sys
 import textwrap
 
 import pytest
-from spanwire_sse.transport import SSEConnection, SSETransport
+from spanwire_sse.transport import SSETransport
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Request, Script
-from spanwire.transport import Attempt
+from spanwire.transport import Attempt, Connection
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 HELLO = "Hello from the loopback server."
@@ -269,7 +269,7 @@ def test_a_forked_child_has_slots_of_its_own_and_its_parent_can_still_leave() ->
 def slow_dials(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = SSETransport.connect
 
-    async def later(self: SSETransport, endpoint: spanwire.Endpoint, attempt: Attempt) -> SSEConnection:
+    async def later(self: SSETransport, endpoint: spanwire.Endpoint, attempt: Attempt) -> Connection:
         await asyncio.sleep(0.1)  # a delay that a network would have
         return await connect(self, endpoint, attempt)
 

@@ -1,7 +1,7 @@
 """One HTTP/1.1 client connection over llhttp (``httptools``): direct TCP, TLS or unix socket, one exchange at a time.
 
 Parsing is llhttp's; this module moves bytes, keeps the times at which they arrived, and knows when the connection may
-be used again. The bytes of an answer go to a :class:`Sink` as they come, without a copy and without a task.
+be used again. The bytes of an answer go to a :class:`~spanwire.net.carrier.Sink` as they come, without a copy and without a task.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import socket
 import struct
 import sys
 import time
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
 from ..errors import ConnectionFailed, ProtocolError, SpanwireError
+from .carrier import Sink
 
-__all__ = ["MAX_HEAD_BYTES", "HTTP1Connection", "Sink"]
+__all__ = ["MAX_HEAD_BYTES", "HTTP1Connection"]
 
 #: llhttp sets no limit of its own; 64 KiB is what nginx, Node and h11 take at most by default, rounded up.
 MAX_HEAD_BYTES = 64 * 1024
@@ -32,28 +33,6 @@ _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else No
 _PIECE_BYTES = 64 * 1024
 #: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
 _KEEP_ALIVE_MARGIN_S = 1.0
-
-
-class Sink(Protocol):
-    """Takes one answer, on the connection's loop. What it raises ends the exchange as its error."""
-
-    def on_head(self, status: int, headers: dict[str, str]) -> None:
-        """Status and headers of the final answer; names in lower case, repeated ones joined with ``", "``."""
-
-    def on_body(self, data: bytes) -> None:
-        """Bytes of the body, transfer coding removed."""
-
-    def on_batch(self) -> None:
-        """The bytes of one read have been handed over."""
-
-    def on_sent(self) -> None:
-        """The request is in the kernel's buffer, later than :meth:`HTTP1Connection.send` returned."""
-
-    def on_end(self) -> None:
-        """The message has ended; the connection may take another one."""
-
-    def on_lost(self, error: SpanwireError) -> None:
-        """It broke before the message ended; the connection is closed."""
 
 
 class HTTP1Connection(asyncio.Protocol):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from spanwire.calls import Chunk
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError, Truncated
-from spanwire.net.http1 import HTTP1Connection
+from spanwire.net.carrier import Carrier
 from spanwire.transport import Attempt, Head, Inbox
 from spanwire.wire.sse import EventStreamParser
 
@@ -33,7 +33,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class HTTPExchange(Inbox):
-    """The :class:`~spanwire.net.http1.Sink` of one answer; its reading side is :class:`~spanwire.transport.Inbox`."""
+    """The :class:`~spanwire.net.carrier.Sink` of one answer; its reading side is :class:`~spanwire.transport.Inbox`."""
 
     __slots__ = (
         "_attempt",
@@ -55,7 +55,7 @@ class HTTPExchange(Inbox):
         "on_body",
     )
 
-    def __init__(self, http: HTTP1Connection, codec: Codec, decoder: AnswerDecoder, attempt: Attempt) -> None:
+    def __init__(self, http: Carrier, codec: Codec, decoder: AnswerDecoder, attempt: Attempt) -> None:
         super().__init__()
         self._http = http
         self._codec = codec
