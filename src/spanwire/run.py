@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import random
@@ -22,7 +23,7 @@ from .admission import Slots, Ticket
 from .calls import Call, Chunk, Reply, ReplyBuilder
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import CallTimeout, ConfigurationError, ConnectionFailed, SpanwireError
-from .pool import Lease, Pool, Waiter
+from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
@@ -37,6 +38,24 @@ __all__ = ["Prepared", "Run", "resolve_key"]
 _log = logging.getLogger("spanwire.manager")
 
 _T = TypeVar("_T")
+
+
+#: Unique in the world by its random part, and in the process by its number.
+_key_prefix = f"spanwire-{os.urandom(16).hex()}-"
+_key_number = itertools.count(1)
+
+
+def _idempotency_key() -> str:
+    return f"{_key_prefix}{next(_key_number)}"
+
+
+def _after_fork() -> None:
+    global _key_prefix
+    _key_prefix = f"spanwire-{os.urandom(16).hex()}-"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Prepared(NamedTuple):
@@ -101,6 +120,7 @@ class Run:
         "_timeline",
         "_timeouts",
         "_timer",
+        "_traced",
         "_unsent",
         "_wheel_slot",
         "batch",
@@ -144,6 +164,7 @@ class Run:
         self._attempt: AttemptRecord
         self._builder = ReplyBuilder()
         self._call_span: CallSpan | None = None
+        self._traced = False
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -199,15 +220,7 @@ class Run:
             endpoint=self.endpoint.address,
             transport=self._prepared.spec.name,
         )
-        telemetry = self.state.manager.telemetry
         self.state.runs.add(self)
-        if telemetry is not None:
-            self._call_span = telemetry.start(self.call, self.endpoint, begin_ns, streamed=self.streamed)
-        headers = telemetry.headers(self._call_span) if telemetry is not None else {}
-        headers.update(self._headers)  # a caller that traces by itself has set its own
-        # The same over all attempts, so that a server may drop the second of two that it has seen.
-        headers.setdefault("idempotency-key", f"spanwire-{os.urandom(16).hex()}")
-        self._headers = headers
         try:
             await self._opening(begin_ns)
         except BaseException as error:
@@ -300,18 +313,46 @@ class Run:
             await self._within_total(asyncio.sleep(left_s), phase="queue")
         self._backoff_until_ns = 0
 
+    def _trace(self, member: Member | None = None) -> None:
+        """Start the span, once: before the first wait, or with the connection that was there without one."""
+        if self._traced:
+            return
+        self._traced = True
+        telemetry = self.state.manager.telemetry
+        if telemetry is None:
+            headers: dict[str, str] = {}
+        else:
+            link: Any = None if member is None else member.context
+            self._call_span = telemetry.start(
+                self.call, self.endpoint, self._record.begin_ns, streamed=self.streamed, connection=link
+            )
+            headers = telemetry.headers(self._call_span)
+        # The same over all attempts, so that a server may drop the second of two that it has seen.
+        headers["idempotency-key"] = _idempotency_key()
+        if self._headers:  # a caller that traces by itself has set its own
+            headers.update(self._headers)
+        self._headers = headers
+
     async def _send(self, record: AttemptRecord) -> None:
         slots = self._prepared.slots
         if slots is not None:
             self._ticket = slots.try_acquire(self.call.model, self.state.loop)
             if self._ticket is None:
+                self._trace()
                 record.queued_ns = time.perf_counter_ns()
                 self._ticket = await self._wait_for_slot(slots)
                 record.slot_ns = time.perf_counter_ns()
         api_key = self.endpoint.api_key
         if api_key is not None and not isinstance(api_key, str):
+            self._trace()
             api_key = await self._within_total(resolve_key(self.endpoint), phase="configure")
         self._api_key = api_key
+        record.asked_ns = time.perf_counter_ns()
+        lease = None if self._stale_retry else self._pool.try_lease(self.endpoint.limits, record.asked_ns)
+        if lease is not None:
+            self._trace(lease.member)
+        else:
+            self._trace()
         total_s = self._timeouts.total_s
         attempt = Attempt(
             self.endpoint,
@@ -323,8 +364,6 @@ class Run:
             marks=record.marks,
             deadline_ns=self._record.begin_ns + int(total_s * 1e9) if total_s is not None else None,
         )
-        record.asked_ns = time.perf_counter_ns()
-        lease = None if self._stale_retry else self._pool.try_lease(self.endpoint.limits, record.asked_ns)
         if lease is None:
             lease = await self._wait_for_connection(attempt, record)
             record.leased_ns = time.perf_counter_ns()
@@ -638,6 +677,7 @@ class Run:
                 self._builder.finish_reason,
                 error,
                 extra,
+                streamed=self.streamed,
             )
         if manager.registry.has_observers:
             manager.registry.observe(timeline)

@@ -17,13 +17,14 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 
 from .calls import Call, Usage
 from .endpoint import Endpoint
@@ -85,11 +86,14 @@ _PARAMETERS = (
     ("presence_penalty", "gen_ai.request.presence_penalty"),
     ("seed", "gen_ai.request.seed"),
 )
+_PARAMETER_NAMES = frozenset(parameter for parameter, _ in _PARAMETERS)
 #: What a caller can switch on and off.
 _METRICS = frozenset({"duration", "first_content", "connections", "tokens", "segments"})
 _DEFAULT_METRICS = frozenset({"duration", "first_content", "connections"})
 #: Longest text on a span, in characters: what a server or a plugin gives has no limit of its own.
 _TEXT_LIMIT = 1024
+#: As many models' labels are kept with an endpoint.
+_LABELS_KEPT = 64
 _GENAI_KEY = "opentelemetry.genai.client.inference.context"
 _SUPPRESS_KEY = "suppress_language_model_instrumentation"
 _Value = str | bool | int | float
@@ -98,20 +102,70 @@ _Value = str | bool | int | float
 class CallSpan:
     """The span of one call, and what its end needs."""
 
-    __slots__ = ("anchor_ns", "context", "links", "nested", "outer", "span")
+    __slots__ = ("_linked", "anchor_ns", "context", "nested", "outer", "span")
 
-    def __init__(self, span: Span, context: Context, anchor_ns: int, outer: Span | None) -> None:
+    def __init__(
+        self, span: Span, context: Context, anchor_ns: int, outer: Span | None, linked: SpanContext | None
+    ) -> None:
         self.span = span
         self.context = context
         self.anchor_ns = anchor_ns  # wall clock minus perf_counter: read once, so that no two clocks are compared
         self.outer = outer
         self.nested = outer is not None
-        self.links: list[SpanContext] = []
+        self._linked = [] if linked is None else [linked]
 
     def link(self, context: SpanContext) -> None:
         """Link the span to a connection's, once."""
-        if context not in self.links:
-            self.links.append(context)
+        if context not in self._linked:
+            self._linked.append(context)
+            self.span.add_link(context)
+
+
+class _Labels:
+    """What spans and metrics of calls to one endpoint, of one operation and model, have in common: made once."""
+
+    __slots__ = ("attributes", "first_content", "fresh", "genai", "name", "nested", "reused")
+
+    def __init__(self, endpoint: Endpoint, operation: str, model: str, *, streamed: bool) -> None:
+        model = _text(model)
+        server = _server(endpoint)
+        self.name = f"{operation} {model}"
+        self.nested = server
+        self.genai: dict[str, _Value] = {
+            **server,
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": _provider(endpoint.origin.host),
+            "gen_ai.request.model": model,
+        }
+        self.attributes: dict[str, _Value] = {**self.genai, "gen_ai.request.stream": streamed}
+        self.first_content: dict[str, _Value] = {**server, "gen_ai.request.model": model}
+        self.fresh: dict[str, _Value] = {**server, "spanwire.connection.reused": False}
+        self.reused: dict[str, _Value] = {**server, "spanwire.connection.reused": True}
+
+
+def _labels(endpoint: Endpoint, call: Call, *, streamed: bool) -> _Labels:
+    known: dict[tuple[str, str, bool], _Labels] | None = endpoint.__dict__.get("_labels")
+    if known is None:
+        known = endpoint.__dict__["_labels"] = {}
+    key = (call.operation, call.model, streamed)
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _LABELS_KEPT:
+            known.clear()
+        found = known[key] = _Labels(endpoint, call.operation, call.model, streamed=streamed)
+    return found
+
+
+def _server(endpoint: Endpoint) -> dict[str, _Value]:
+    server: dict[str, _Value] = {"server.address": _server_address(endpoint)}
+    if endpoint.uds is None and endpoint.origin.port:
+        server["server.port"] = endpoint.origin.port
+    return server
+
+
+@lru_cache(maxsize=256)
+def _provider(host: str) -> str:
+    return next((name for suffix, name in _PROVIDERS if host == suffix or host.endswith("." + suffix)), "openai")
 
 
 class Telemetry:
@@ -149,34 +203,33 @@ class Telemetry:
         self._tracer = trace.get_tracer("spanwire", _version(), tracer_provider)
         self._meter_provider = meter_provider
         self._made: _Instruments | None = None
-        self._providers: dict[str, str] = {}
 
-    def start(self, call: Call, endpoint: Endpoint, begin_ns: int, *, streamed: bool) -> CallSpan | None:
-        """Start the call's span as a child of what is current now. None if that failed."""
+    def start(
+        self,
+        call: Call,
+        endpoint: Endpoint,
+        begin_ns: int,
+        *,
+        streamed: bool,
+        connection: SpanContext | None = None,
+    ) -> CallSpan | None:
+        """Start the call's span as a child of what is current now, linked to its connection's. None if that failed."""
         try:
             anchor_ns = time.time_ns() - time.perf_counter_ns()
             context = otel_context.get_current()
             outer = _active_genai_span(context)
-            attributes: dict[str, _Value] = {"server.address": _server_address(endpoint)}
-            if endpoint.uds is None and endpoint.origin.port:
-                attributes["server.port"] = endpoint.origin.port
+            labels = _labels(endpoint, call, streamed=streamed)
             if outer is None:
-                model = _text(call.model)
-                name = f"{call.operation} {model}"
-                attributes["gen_ai.operation.name"] = call.operation
-                attributes["gen_ai.provider.name"] = self._provider(endpoint)
-                attributes["gen_ai.request.model"] = model
-                attributes["gen_ai.request.stream"] = streamed
-                for parameter, attribute in _PARAMETERS:
-                    value = call.body.get(parameter)
-                    if (type(value) is int and abs(value) < 2**63) or (type(value) is float and math.isfinite(value)):
-                        attributes[attribute] = value
+                name, attributes = labels.name, labels.attributes
+                if not _PARAMETER_NAMES.isdisjoint(call.body):
+                    attributes = {**attributes, **_parameters(call.body)}
             else:
-                name = "spanwire.attempt"
+                name, attributes = "spanwire.attempt", labels.nested
+            links = None if connection is None else (Link(connection),)
             span = self._tracer.start_span(
-                name, context, SpanKind.CLIENT, attributes, start_time=anchor_ns + begin_ns, record_exception=False
+                name, context, SpanKind.CLIENT, attributes, links, anchor_ns + begin_ns, record_exception=False
             )
-            return CallSpan(span, trace.set_span_in_context(span, context), anchor_ns, outer)
+            return CallSpan(span, trace.set_span_in_context(span, context), anchor_ns, outer, connection)
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a span could not be started", exc_info=True)
             return None
@@ -206,9 +259,7 @@ class Telemetry:
     ) -> SpanContext | None:
         anchor_ns = time.time_ns() - time.perf_counter_ns()
         parent = dial.context.context if isinstance(dial.context, CallSpan) else Context()
-        attributes: dict[str, _Value] = {"server.address": _server_address(endpoint), "spanwire.transport": transport}
-        if endpoint.uds is None and endpoint.origin.port:
-            attributes["server.port"] = endpoint.origin.port
+        attributes: dict[str, _Value] = {**_server(endpoint), "spanwire.transport": transport}
         if protocol is not None:
             attributes["network.protocol.name"], attributes["network.protocol.version"] = _protocol(protocol)
         if error is not None:
@@ -253,6 +304,8 @@ class Telemetry:
         finish_reason: str | None,
         error: BaseException | None,
         extra: Mapping[str, Any],
+        *,
+        streamed: bool,
     ) -> None:
         """The call has ended: set everything at once, end the span at the call's end, record the metrics."""
         try:
@@ -261,7 +314,8 @@ class Telemetry:
                 error_type = type(error).__name__
             if call_span is not None and call_span.span.is_recording():
                 self._end_span(call_span, timeline, record, head, usage, finish_reason, error, error_type, extra)
-            self._record(timeline, call, endpoint, usage, error_type, nested=call_span is not None and call_span.nested)
+            labels = _labels(endpoint, call, streamed=streamed)
+            self._record(timeline, labels, usage, error_type, nested=call_span is not None and call_span.nested)
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a call's telemetry could not be recorded", exc_info=True)
 
@@ -277,23 +331,28 @@ class Telemetry:
         error_type: str | None,
         extra: Mapping[str, Any],
     ) -> None:
-        own = _own_attributes(timeline)
+        span, outer = call_span.span, call_span.outer
+        attributes: dict[str, Any] = _own_attributes(timeline, record)
         for extra_name, value in extra.items():
             if (kept := _kept(value)) is not None:
-                own[extra_name] = kept
-        span = call_span.span
-        attributes: dict[str, Any] = dict(own)
-        if not call_span.nested:
-            if timeline.first_chunk_s is not None and record.attempts[-1].streamed:
-                attributes["gen_ai.response.time_to_first_chunk"] = timeline.first_chunk_s
-            if head is not None and head.id:
-                attributes["gen_ai.response.id"] = _text(head.id)
-            if head is not None and head.model:
-                attributes["gen_ai.response.model"] = _text(head.model)
+                attributes[extra_name] = kept
+        if outer is not None:
+            if outer.is_recording():
+                outer.set_attributes(attributes)
+        else:
+            attempt = record.attempts[-1] if record.attempts else None
+            if attempt is not None and attempt.streamed and attempt.marks.first_chunk_ns:
+                first_s = (attempt.marks.first_chunk_ns - record.begin_ns) / 1e9
+                attributes["gen_ai.response.time_to_first_chunk"] = first_s
+            if head is not None:
+                if head.id:
+                    attributes["gen_ai.response.id"] = _text(head.id)
+                if head.model:
+                    attributes["gen_ai.response.model"] = _text(head.model)
             if finish_reason:
                 attributes["gen_ai.response.finish_reasons"] = (_text(finish_reason),)
             if usage is not None:
-                attributes.update(_usage_attributes(usage))
+                _add_usage(attributes, usage)
         if head is not None and head.status is not None:
             attributes["http.response.status_code"] = head.status
         if len(record.attempts) > 1:
@@ -303,10 +362,6 @@ class Telemetry:
             attributes["error.type"] = error_type
             span.set_status(Status(StatusCode.ERROR, _description(error_type, error)))
         span.set_attributes(attributes)
-        for link in call_span.links:
-            span.add_link(link)
-        if call_span.outer is not None and call_span.outer.is_recording():
-            call_span.outer.set_attributes(own)
         span.end(call_span.anchor_ns + record.end_ns)
 
     def _attempts(self, call_span: CallSpan, record: CallRecord) -> None:
@@ -324,31 +379,14 @@ class Telemetry:
             span.end(call_span.anchor_ns + attempt.end_ns)
 
     def _record(
-        self,
-        timeline: Timeline,
-        call: Call,
-        endpoint: Endpoint,
-        usage: Usage | None,
-        error_type: str | None,
-        *,
-        nested: bool,
+        self, timeline: Timeline, labels: _Labels, usage: Usage | None, error_type: str | None, *, nested: bool
     ) -> None:
         wanted, instruments = self._wanted, self._instruments
-        server: dict[str, _Value] = {"server.address": _server_address(endpoint)}
-        if endpoint.uds is None and endpoint.origin.port:
-            server["server.port"] = endpoint.origin.port
         connection = timeline.connection
         if connection is not None and "connections" in wanted:
-            instruments.connection_uses.add(1, {**server, "spanwire.connection.reused": connection.reused})
+            instruments.connection_uses.add(1, labels.reused if connection.reused else labels.fresh)
         if not nested:  # the outer instrumentation counts the call
-            genai = {
-                **server,
-                "gen_ai.operation.name": call.operation,
-                "gen_ai.provider.name": self._provider(endpoint),
-                "gen_ai.request.model": _text(call.model),
-            }
-            if error_type is not None:
-                genai["error.type"] = error_type
+            genai = labels.genai if error_type is None else {**labels.genai, "error.type": error_type}
             if "duration" in wanted:
                 instruments.duration.record(timeline.total_s, genai)
             if "tokens" in wanted and usage is not None:
@@ -357,27 +395,17 @@ class Telemetry:
                         instruments.tokens.record(count, {**genai, "gen_ai.token.type": kind})
         first_content_s = timeline.first_content_s
         if first_content_s is not None and "first_content" in wanted:
-            instruments.first_content.record(first_content_s, {**server, "gen_ai.request.model": _text(call.model)})
+            instruments.first_content.record(first_content_s, labels.first_content)
         if "segments" in wanted:
             for name, segment in timeline.segments.items():
-                labels = {**server, "spanwire.segment": name, "spanwire.segment.source": segment.source}
-                instruments.segment_duration.record(segment.duration_s, labels)
+                more = {"spanwire.segment": name, "spanwire.segment.source": segment.source}
+                instruments.segment_duration.record(segment.duration_s, {**labels.nested, **more})
 
     @property
     def _instruments(self) -> _Instruments:
         if self._made is None:
             self._made = _Instruments(self._get_meter("spanwire", _version(), self._meter_provider))
         return self._made
-
-    def _provider(self, endpoint: Endpoint) -> str:
-        host = endpoint.origin.host
-        found = self._providers.get(host)
-        if found is None:
-            found = next(
-                (name for suffix, name in _PROVIDERS if host == suffix or host.endswith("." + suffix)), "openai"
-            )
-            self._providers[host] = found
-        return found
 
 
 class _Instruments:
@@ -411,36 +439,53 @@ class _Instruments:
         )
 
 
-def _own_attributes(timeline: Timeline) -> dict[str, _Value]:
-    attributes: dict[str, _Value] = {"spanwire.outcome": timeline.outcome, "spanwire.transport": timeline.transport}
-    if timeline.first_byte_s is not None:
-        attributes["spanwire.time_to_first_byte"] = timeline.first_byte_s
-    if timeline.first_content_s is not None:
-        attributes["spanwire.time_to_first_content"] = timeline.first_content_s
-    connection = timeline.connection
-    if connection is not None:
-        attributes["spanwire.connection.id"] = connection.id
-        attributes["spanwire.connection.reused"] = connection.reused
-        if connection.age_s is not None:
-            attributes["spanwire.connection.age"] = connection.age_s
-        if connection.idle_s is not None:
-            attributes["spanwire.connection.idle_time"] = connection.idle_s
-        if connection.protocol is not None:
-            attributes["network.protocol.name"], attributes["network.protocol.version"] = _protocol(connection.protocol)
-    # From the pieces, not from timeline.segments: this runs for every call, and needs none of their objects.
+def _own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, _Value]:
+    """From the record and the pieces, not from the timeline's own objects: this runs for every call."""
+    attributes: dict[str, _Value] = {"spanwire.outcome": record.outcome, "spanwire.transport": record.transport}
+    if record.attempts:
+        attempt, begin_ns = record.attempts[-1], record.begin_ns
+        marks, connection = attempt.marks, attempt.connection
+        if marks.first_byte_ns:
+            attributes["spanwire.time_to_first_byte"] = (marks.first_byte_ns - begin_ns) / 1e9
+        if marks.first_content_ns:
+            attributes["spanwire.time_to_first_content"] = (marks.first_content_ns - begin_ns) / 1e9
+        if connection is not None:
+            attributes["spanwire.connection.id"] = connection.id
+            attributes["spanwire.connection.reused"] = connection.reused
+            if connection.age_s is not None:
+                attributes["spanwire.connection.age"] = connection.age_s
+            if connection.idle_s is not None:
+                attributes["spanwire.connection.idle_time"] = connection.idle_s
+            if connection.engine not in (None, "spanwire"):
+                attributes["spanwire.connection.engine"] = connection.engine or ""
+            if connection.protocol is not None:
+                name, version = _protocol(connection.protocol)
+                attributes["network.protocol.name"], attributes["network.protocol.version"] = name, version
     sums: dict[str, tuple[int, Source]] = {}
-    for (segment, part), (duration_ns, source) in timeline.pieces.items():
+    for key, (duration_ns, source) in timeline.pieces.items():
+        segment = key[0]
         before = sums.get(segment)
         if before is None:
             sums[segment] = (duration_ns, source)
         else:
             sums[segment] = (before[0] + duration_ns, weakest_source(before[1], source))
-        if part:
-            attributes[f"spanwire.segment.{segment}.{part}.duration"] = duration_ns / 1e9
+        if key[1]:
+            attributes[_part_name(key)] = duration_ns / 1e9
     for segment, (duration_ns, source) in sums.items():
-        attributes[f"spanwire.segment.{segment}.duration"] = duration_ns / 1e9
-        attributes[f"spanwire.segment.{segment}.source"] = source
+        duration_name, source_name = _segment_names(segment)
+        attributes[duration_name] = duration_ns / 1e9
+        attributes[source_name] = source
     return attributes
+
+
+@lru_cache(maxsize=256)
+def _part_name(piece: tuple[str, str]) -> str:
+    return f"spanwire.segment.{piece[0]}.{piece[1]}.duration"
+
+
+@lru_cache(maxsize=32)
+def _segment_names(segment: str) -> tuple[str, str]:
+    return f"spanwire.segment.{segment}.duration", f"spanwire.segment.{segment}.source"
 
 
 def _text(value: str) -> str:
@@ -459,16 +504,24 @@ def _kept(value: object) -> _Value | None:
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
-def _usage_attributes(usage: Usage) -> dict[str, int]:
+def _add_usage(attributes: dict[str, Any], usage: Usage) -> None:
+    if usage.input_tokens is not None:
+        attributes["gen_ai.usage.input_tokens"] = usage.input_tokens
+    if usage.output_tokens is not None:
+        attributes["gen_ai.usage.output_tokens"] = usage.output_tokens
+    if usage.cached_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if usage.reasoning_tokens is not None:
+        attributes["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+
+
+def _parameters(body: Mapping[str, Any]) -> dict[str, _Value]:
+    """The request's parameters that have an attribute, and a value that one may have."""
     return {
-        name: count
-        for name, count in (
-            ("gen_ai.usage.input_tokens", usage.input_tokens),
-            ("gen_ai.usage.output_tokens", usage.output_tokens),
-            ("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
-            ("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens),
-        )
-        if count is not None
+        attribute: value
+        for parameter, attribute in _PARAMETERS
+        if (type(value := body.get(parameter)) is int and abs(value) < 2**63)
+        or (type(value) is float and math.isfinite(value))
     }
 
 
@@ -481,6 +534,7 @@ def _description(error_type: str, error: BaseException | None) -> str:
     return f"{error_type} in phase {error.phase}" if isinstance(error, SpanwireError) else error_type
 
 
+@lru_cache(maxsize=64)
 def _protocol(protocol: str) -> tuple[str, str]:
     name, _, version = protocol.partition("/")
     if name == "h2":

@@ -28,11 +28,23 @@ MAX_HEAD_BYTES = 64 * 1024
 _MIN_RTT = struct.Struct("=I")
 _MIN_RTT_OFFSET = 148
 _NO_SAMPLE = 0xFFFFFFFF
+_RTT_FRESH_NS = 1_000_000_000
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 #: A request over this size is written in pieces, in bytes: what the kernel's buffer takes at once, or a few times that.
 _PIECE_BYTES = 64 * 1024
 #: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
 _KEEP_ALIVE_MARGIN_S = 1.0
+
+
+#: Names as servers write them, to what they are. Servers decide what is in it, so it has a bound.
+_names: dict[bytes, str] = {}
+
+
+def _learn(raw_name: bytes) -> str:
+    name = raw_name.decode("latin-1").lower()
+    if len(_names) < 256 and len(raw_name) <= 64:
+        _names[raw_name] = name
+    return name
 
 
 class HTTP1Connection(asyncio.Protocol):
@@ -45,6 +57,8 @@ class HTTP1Connection(asyncio.Protocol):
 
     __slots__ = (
         "_address",
+        "_body",
+        "_body_end",
         "_closed",
         "_connect_rtt_ns",
         "_final",
@@ -52,10 +66,13 @@ class HTTP1Connection(asyncio.Protocol):
         "_headers",
         "_in_head",
         "_keep_alive",
+        "_keep_alive_asked",
         "_keep_alive_until_ns",
         "_parser",
         "_pid",
         "_rest",
+        "_rtt_asked_ns",
+        "_rtt_ns",
         "_sink",
         "_socket",
         "_transport",
@@ -63,6 +80,7 @@ class HTTP1Connection(asyncio.Protocol):
         "_write_paused",
         "arrival_ns",
         "first_arrival_ns",
+        "on_body",
         "paused",
     )
 
@@ -71,11 +89,16 @@ class HTTP1Connection(asyncio.Protocol):
         self._pid = os.getpid()
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
+        self._body: list[bytes] = []  # of one read, in the pieces that its chunks make
+        self._body_end = -1  # as many of them belong to the answer, once that has ended; -1 before
+        # Looked up once, by the parser: a call of Python for every chunk costs more than all the parsing.
+        self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._closed = asyncio.get_running_loop().create_future()
         self._keep_alive = True
         self._keep_alive_until_ns = 0
+        self._keep_alive_asked = ""
         self._in_head = False
         self._final = False
         self._until_eof = False
@@ -84,6 +107,8 @@ class HTTP1Connection(asyncio.Protocol):
         self._write_paused = False
         self._rest: memoryview | bytes = b""
         self._connect_rtt_ns: int | None = None
+        self._rtt_ns: int | None = None
+        self._rtt_asked_ns = 0
         self.arrival_ns = 0
         self.first_arrival_ns = 0
         self.paused = False
@@ -146,17 +171,24 @@ class HTTP1Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def rtt_min_ns(self) -> int | None:
-        """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
-        if _TCP_INFO is not None and self._socket is not None and self._connect_rtt_ns != 0:
+        """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown.
+
+        Asked of the kernel at most once a second: it is a minimum over minutes.
+        """
+        if _TCP_INFO is None or self._socket is None or self._connect_rtt_ns == 0:
+            return self._connect_rtt_ns
+        now_ns = time.perf_counter_ns()
+        if self._rtt_ns is None or now_ns - self._rtt_asked_ns > _RTT_FRESH_NS:
             try:
-                info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+                info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + 4)
             except OSError:
-                return self._connect_rtt_ns
+                return self._rtt_ns or self._connect_rtt_ns
             if len(info) >= _MIN_RTT_OFFSET + 4:
                 (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
                 if rtt_us != _NO_SAMPLE:
-                    return cast(int, rtt_us) * 1000
-        return self._connect_rtt_ns
+                    self._rtt_ns = cast(int, rtt_us) * 1000
+                    self._rtt_asked_ns = now_ns
+        return self._rtt_ns if self._rtt_ns is not None else self._connect_rtt_ns
 
     def set_connect_rtt(self, rtt_ns: int | None) -> None:
         """What the dial knows of the round trip: 0 for a unix socket."""
@@ -203,30 +235,47 @@ class HTTP1Connection(asyncio.Protocol):
         self._socket = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
-        self.arrival_ns = time.perf_counter_ns()
+        now_ns = self.arrival_ns = time.perf_counter_ns()
         sink = self._sink
         if sink is None:
             self._drop()  # nobody asked: an early 408, or leftovers of a broken server
             return
         if not self.first_arrival_ns:
-            self.first_arrival_ns = self.arrival_ns
+            self.first_arrival_ns = now_ns
+        if self._in_head:
+            self._head_bytes += len(data)
+        failure: SpanwireError | None = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            self._fail(self._raised(error.__context__ or error))
+            failure = self._raised(error.__context__ or error)
         except httptools.HttpParserUpgrade as error:
-            self._fail(self._not_http("a switch of protocols that nobody asked for", error))
+            failure = self._not_http("a switch of protocols that nobody asked for", error)
         except httptools.HttpParserError as error:
-            self._fail(self._not_http(f"something that is not HTTP/1.1 ({error})", error))
-        else:
-            if self._in_head:  # before the next read: at most one read's size over the limit is kept
-                self._head_bytes += len(data)
-                if self._head_bytes > MAX_HEAD_BYTES:
-                    self._fail(
-                        ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
-                    )
-                    return
-            self._batch(sink)
+            failure = self._not_http(f"something that is not HTTP/1.1 ({error})", error)
+        try:
+            body = self._body
+            if body:  # what came before a failure is handed over too
+                end = self._body_end
+                whole = body[0] if len(body) == 1 and end else b"".join(body if end < 0 else body[:end])
+                body.clear()
+                if whole and self._sink is sink:
+                    sink.on_body(whole)
+            if self._body_end >= 0:
+                if failure is not None:  # of what came after the answer
+                    self._keep_alive = False
+                self._message_end(sink)
+            elif failure is not None:
+                self._fail(failure)
+                return
+            elif self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+                # Before the next read: at most one read's size over the limit is kept.
+                self._fail(ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address))
+                return
+            sink.on_batch()
+        except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the event loop's
+            body.clear()
+            self._fail(self._raised(error))
 
     def eof_received(self) -> None:
         return None  # the transport closes itself; connection_lost follows
@@ -271,18 +320,16 @@ class HTTP1Connection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 100:  # llhttp lets it pass, with a body; RFC 9110 section 15 knows no such class
-            raise ProtocolError(f"the server sent status {status:03}, which HTTP does not have", endpoint=self._address)
-        if status < 200 and any(
-            name.lower() in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self._headers
-        ):  # RFC 9110 section 15.2: it has none. llhttp would hand over a body
-            raise ProtocolError(f"the server sent an interim answer ({status}) with a body", endpoint=self._address)
-        if status < 200 or self._sink is None:  # 1xx: the final head follows
-            self._headers = []
-            self.first_arrival_ns = 0  # of the final answer, which may come much later
+        if self._body_end >= 0 or self._sink is None:  # of a second answer
             return
-        if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:  # whole in one read
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interim(status)
+            return
+        if (  # whole in one read, perhaps with the body's beginning
+            self._head_bytes > MAX_HEAD_BYTES
+            and sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES
+        ):
             raise ProtocolError(f"the answer's head is over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
         self._in_head = False
         self._final = True
@@ -290,41 +337,51 @@ class HTTP1Connection(asyncio.Protocol):
             self.first_arrival_ns = self.arrival_ns
         headers: dict[str, str] = {}
         for raw_name, raw_value in self._headers:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip(" \t")
+            name, value = _names.get(raw_name) or _learn(raw_name), raw_value.decode("latin-1").strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         self._until_eof = "content-length" not in headers and "transfer-encoding" not in headers
+        self._keep_alive_asked = headers.get("keep-alive", "")
         self._sink.on_head(status, headers)
 
-    def on_body(self, data: bytes) -> None:
-        sink = self._sink
-        if sink is not None:
-            sink.on_body(data)
+    def _interim(self, status: int) -> None:
+        """1xx: the final head follows."""
+        if status < 100:  # llhttp lets it pass, with a body; RFC 9110 section 15 knows no such class
+            raise ProtocolError(f"the server sent status {status:03}, which HTTP does not have", endpoint=self._address)
+        if any(
+            name.lower() in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self._headers
+        ):  # RFC 9110 section 15.2: it has none. llhttp would hand over a body
+            raise ProtocolError(f"the server sent an interim answer ({status}) with a body", endpoint=self._address)
+        self._headers = []
+        self.first_arrival_ns = 0  # of the final answer, which may come much later
 
     def on_message_complete(self) -> None:
-        if not self._final:  # the end of a 1xx answer
-            return
-        sink, self._sink = self._sink, None
+        if self._final and self._body_end < 0:  # neither the end of a 1xx answer nor of a second one
+            self._body_end = len(self._body)
+            if self._keep_alive and not self._parser.should_keep_alive():
+                self._keep_alive = False
+
+    def _message_end(self, sink: Sink) -> None:
+        self._body_end = -1
         self._final = False
-        if self._keep_alive and not self._parser.should_keep_alive():
-            self._keep_alive = False
-        self._hear_keep_alive()
-        if self._sending():  # answered before it had read the request to its end: the rest would go to the next call
-            self.abort()
+        if self._sink is not sink:  # it has left while the last bytes were handed over
+            return
+        self._sink = None
+        self._keep_alive_until_ns = 0
+        if self._keep_alive_asked:
+            self._hear_keep_alive(self._keep_alive_asked)
+        if self._write_paused or self._rest:  # answered before it had read the request to its end: the rest would go
+            self.abort()  # to the next call
         elif not self._keep_alive and self._transport is not None:
             self._transport.close()
-        if sink is not None:
-            self._end(sink)
+        self._end(sink)
 
-    def _hear_keep_alive(self) -> None:
-        self._keep_alive_until_ns = 0
-        for name, value in self._headers:
-            if len(name) == 10 and name.lower() == b"keep-alive":
-                for item in value.split(b","):
-                    key, _, number = item.strip().partition(b"=")
-                    if key.lower() == b"timeout" and number.isdigit():
-                        seconds = float(number[:9])
-                        left_s = seconds - _KEEP_ALIVE_MARGIN_S if seconds > _KEEP_ALIVE_MARGIN_S else seconds / 2
-                        self._keep_alive_until_ns = self.arrival_ns + int(left_s * 1e9)
+    def _hear_keep_alive(self, asked: str) -> None:
+        for item in asked.split(","):
+            key, _, number = item.strip().partition("=")
+            if key.lower() == "timeout" and number.isascii() and number.isdigit():
+                seconds = float(number[:9])
+                left_s = seconds - _KEEP_ALIVE_MARGIN_S if seconds > _KEEP_ALIVE_MARGIN_S else seconds / 2
+                self._keep_alive_until_ns = self.arrival_ns + int(left_s * 1e9)
 
     def _end(self, sink: Sink) -> None:
         try:
@@ -332,12 +389,6 @@ class HTTP1Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the event loop's
             self._drop()
             sink.on_lost(self._raised(error))
-
-    def _batch(self, sink: Sink) -> None:
-        try:
-            sink.on_batch()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(self._raised(error))
 
     def _raised(self, error: BaseException) -> SpanwireError:
         """What a sink has raised, as the exchange's error."""

@@ -79,12 +79,21 @@ class EventStreamParser:
         Raises:
             MessageTooBig: an event is over the limit.
         """
-        # What nearly every server sends: one whole event of one data line in one piece, and nothing left from before.
-        if self._plain and data[:6] == b"data: ":
+        # What nearly every server sends: whole events of one data line each, and nothing is left from before.
+        if self._plain and data[:6] == b"data: " and data[-2:] == b"\n\n":
             end = len(data) - 2
-            if data.find(b"\n") == end and data[-1] == 10 and data.find(b"\r") < 0 and end < self.max_event_bytes:
-                self.on_event(b"", data[6:end])
-                return
+            if end < self.max_event_bytes and b"\r" not in data:
+                if data.find(b"\n") == end:
+                    self.on_event(b"", data[6:end])
+                    return
+                events = data[:end].split(b"\n\n")
+                if data.count(b"\n") == 2 * len(events):
+                    for event in events:
+                        if event[:6] == b"data: ":
+                            self.on_event(b"", event[6:])
+                        else:
+                            self._feed(event + b"\n\n")
+                    return
         self._feed(data)
         self._plain = not (self._size or self._name or self._skip_lf or self._start)
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from spanwire.calls import Chunk
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError, Truncated
 from spanwire.net.carrier import Carrier
-from spanwire.transport import Attempt, Head, Inbox
+from spanwire.transport import Attempt, Head, Inbox, Item
 from spanwire.wire.sse import EventStreamParser
 
 from .codec import AnswerDecoder, Codec
@@ -43,7 +43,9 @@ class HTTPExchange(Inbox):
         "_decoder",
         "_decompress",
         "_finished",
+        "_head",
         "_http",
+        "_last_item",
         "_marks",
         "_max_bytes",
         "_parser",
@@ -51,7 +53,6 @@ class HTTPExchange(Inbox):
         "_size",
         "_take",
         "_unpacked_whole",
-        "head",
         "on_body",
     )
 
@@ -73,7 +74,15 @@ class HTTPExchange(Inbox):
         self._take: Callable[[bytes], None] = self._sniff
         self.on_body: Callable[[bytes], None] = self._sniff
         self._paused_since_ns = 0
-        self.head = Head()
+        self._last_item: Item | None = None  # whose arrival is on the marks
+        self._head = Head()
+
+    @property
+    def head(self) -> Head:
+        """With what the events have told by now."""
+        head, decoder = self._head, self._decoder
+        head.id, head.model, head.usage = decoder.id, decoder.model, getattr(decoder, "usage", None)
+        return head
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -87,8 +96,8 @@ class HTTPExchange(Inbox):
     def on_head(self, status: int, headers: dict[str, str]) -> None:
         self._marks.first_byte_ns = self._http.first_arrival_ns
         self.on_sent()  # if not before: it answers without having read the request to its end
-        self.head.status = status
-        self.head.headers = headers
+        self._head.status = status
+        self._head.headers = headers
         if not 200 <= status < 300:
             self._take = self._collect_error
         encoding = headers.get("content-encoding", "").strip().lower()
@@ -112,24 +121,34 @@ class HTTPExchange(Inbox):
     def on_batch(self) -> None:
         if not self._finished:
             self._marks.last_byte_ns = self._http.arrival_ns
+            self._stamp()
         self.wake()
 
+    def _stamp(self) -> None:
+        """Once for each read, and not for each event: when the last chunk came."""
+        items = self._items
+        if items and items[-1] is not self._last_item:
+            self._last_item = items[-1]
+            self._marks.last_chunk_ns = self._http.arrival_ns
+
     def _sniff(self, data: bytes) -> None:
-        start = b"".join([*self._body, data])
-        text = start.removeprefix(_BOM).lstrip(b" \t\r\n")
-        blank = _short(start[: len(start) - len(text)])
-        if not text or (not blank and _BOM.startswith(text)):
-            self._body = [blank, text]
-            return
-        self._body = []
-        if text[:1] in (b"{", b"[", b"<"):
-            self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
-            self._use(self._collect)
-            self._collect(text)
-            return
+        if self._body or data[:5] != b"data:":  # else it is what nearly every stream begins with
+            start = b"".join([*self._body, data])
+            text = start.removeprefix(_BOM).lstrip(b" \t\r\n")
+            blank = _short(start[: len(start) - len(text)])
+            if not text or (not blank and _BOM.startswith(text)):
+                self._body = [blank, text]
+                return
+            self._body = []
+            if text[:1] in (b"{", b"[", b"<"):
+                self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
+                self._use(self._collect)
+                self._collect(text)
+                return
+            data = blank + text
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
         self._use(self._parser.feed)
-        self._parser.feed(blank + text)
+        self._parser.feed(data)
 
     def _use(self, take: Callable[[bytes], None]) -> None:
         """From now on body bytes go there, without a step in between: this is the hot path."""
@@ -159,18 +178,17 @@ class HTTPExchange(Inbox):
         before = len(self._items)
         self._later_event(name, data)
         if len(self._items) > before:
-            marks = self._marks
-            marks.first_chunk_ns = marks.first_chunk_ns or marks.last_chunk_ns
+            marks, now_ns = self._marks, self._http.arrival_ns
+            marks.first_chunk_ns = marks.first_chunk_ns or now_ns
             chunk = self._items[-1]
             if isinstance(chunk, Chunk) and chunk.has_content:
-                marks.first_content_ns = marks.last_chunk_ns
+                marks.first_content_ns = now_ns
                 if self._parser is not None:
                     self._parser.on_event = self._later_event
 
     def _later_event(self, name: bytes, data: bytes) -> None:
         chunk = self._decode(name, data)
         if chunk is not None:
-            self._marks.last_chunk_ns = self._http.arrival_ns
             self._items.append(chunk)
         elif self._decoder.done:
             self._terminal()
@@ -182,25 +200,22 @@ class HTTPExchange(Inbox):
         self._complete()
 
     def _complete(self) -> None:
-        self._fill_head()
-        marks = self._marks
-        marks.last_byte_ns = self._http.arrival_ns
-        marks.rtt_ns = self._http.rtt_min_ns()
+        marks, http = self._marks, self._http
+        marks.last_byte_ns = http.arrival_ns
+        marks.rtt_ns = http.rtt_min_ns()
+        if self._paused:
+            http.resume_reading()
         marks.ended_ns = time.perf_counter_ns()
-        self._http.resume_reading()
         self.end()
         self._size = 0
         self._let_go()
-
-    def _fill_head(self) -> None:
-        self.head.id, self.head.model = self._decoder.id, self._decoder.model
-        self.head.usage = getattr(self._decoder, "usage", None)
 
     def _let_go(self) -> None:
         """Break the cycles of bound methods, so that the bytes go when the call does and not when the collector comes."""
         self._take = _ignore
         self.on_body = self._overtime
         self._decompress = None
+        self._last_item = None
         if self._parser is not None:
             self._parser.on_event = _ignore_event
             self._parser = None
@@ -223,10 +238,10 @@ class HTTPExchange(Inbox):
         self._attempt.released()
 
     def _finish_body(self) -> None:
-        status = self.head.status or 0
+        status = self._head.status or 0
         body = b"".join(self._body)
         if not 200 <= status < 300:
-            headers = self.head.headers
+            headers = self._head.headers
             error = self._codec.error(status, headers, body[:_ERROR_BODY_BYTES], retry_after_s(headers))
             if 300 <= status < 400 and "location" in headers:  # not followed: it would carry the key to another host
                 error.message += f"; it redirects to {_shown_url(headers['location'])!r}: use that as the URL"
@@ -263,9 +278,11 @@ class HTTPExchange(Inbox):
         parser = self._parser
         if parser is not None and getattr(self._decoder, "finish_reason", None) is None:
             self._read_ignored([*parser.ignored, parser.unfinished_line])
+        self._stamp()
         last = self._decoder.end()
         if last is not None:
             self._items.append(last)
+            self._last_item = last  # which did not come now
 
     def _read_ignored(self, lines: list[bytes]) -> None:
         """The standard ignores lines of unknown fields; where no answer is complete they may say why."""
@@ -275,7 +292,7 @@ class HTTPExchange(Inbox):
             if line[:1] in (b"{", b"["):
                 rest = b"\n".join(lines[number:]).strip()
                 if self._marks.first_chunk_ns:  # an answer was under way: only an error can stand there
-                    raise self._codec.error(self.head.status or 200, self.head.headers, rest, None)
+                    raise self._codec.error(self._head.status or 200, self._head.headers, rest, None)
                 self._items.append(self._decoder.whole(rest))
                 self._marks.first_chunk_ns = self._marks.last_chunk_ns = self._http.arrival_ns
                 return
@@ -289,10 +306,10 @@ class HTTPExchange(Inbox):
 
     def _explain(self, first: bytes) -> SpanwireError:
         """No event came, yet a line did that is not of the standard: say which."""
-        status = 200 if self.head.status is None else self.head.status
+        status = 200 if self._head.status is None else self._head.status
         name, colon, value = first.partition(b":")
         if colon and name == b"error":
-            return self._codec.error(status, self.head.headers, value.strip(), None)
+            return self._codec.error(status, self._head.headers, value.strip(), None)
         shown = first[:200].decode("utf-8", "replace")
         return ProtocolError(f"the answer is not an event stream, it begins with {shown!r}")
 
@@ -305,15 +322,14 @@ class HTTPExchange(Inbox):
             self._attempt.released()
 
     def _end_with(self, error: SpanwireError) -> None:
-        self._fill_head()
         if not self._marks.first_byte_ns:  # a part of a head is a beginning too
             self._marks.first_byte_ns = self._http.first_arrival_ns
         if error.endpoint is None:
             error.endpoint = self._attempt.endpoint.address
         if isinstance(error, ServerError) and error.status is None:  # inside a stream: its head tells more
-            error.status = self.head.status
-            error.headers = dict(self.head.headers)
-            error.retry_after_s = retry_after_s(self.head.headers)
+            error.status = self._head.status
+            error.headers = dict(self._head.headers)
+            error.retry_after_s = retry_after_s(self._head.headers)
         self._marks.rtt_ns = self._http.rtt_min_ns()
         self.end(error)
         self._let_go()
@@ -329,7 +345,6 @@ class HTTPExchange(Inbox):
         """Leave: HTTP/1.1 knows no other way than to close the connection, unless the message has ended already."""
         if not self._finished:
             self._finished = True
-            self._fill_head()
             self._marks.rtt_ns = self._http.rtt_min_ns()
         super().abort(error)
         self._http.leave(self)
