@@ -119,11 +119,12 @@ class Slots:
 
     def try_acquire(self, label: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket | None:
         """A slot at once, or None if the call would have to wait. With a loop it comes back when that is closed."""
-        ticket = Ticket(label, loop=loop)
+        admission = self._admission
+        ticket = Ticket(label, None, loop)
         with self._lock:
-            if self._admission.waiters or len(self._admission.holders) >= self._admission.max_concurrent:
+            if admission.waiters or len(admission.holders) >= admission.max_concurrent:
                 return None
-            self._admission.ask(ticket)
+            admission.holders.add(ticket)
         ticket.since_ns = time.perf_counter_ns()
         return ticket
 

@@ -58,7 +58,10 @@ class Call(msgspec.Struct, frozen=True, eq=False):
                 ``manager.stream`` or ``manager.complete``), or ``n=`` over 1 (a reply holds one answer).
         """
         model = _check_model(model)
-        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        # The commonest types first: an abstract class is asked slowly, and for every call.
+        if type(messages) is not list and (
+            isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence)
+        ):
             raise ConfigurationError(
                 'messages must be a list such as [{"role": "user", "content": "..."}], '
                 f"not {_kind(messages)}; wrap a bare prompt in one"
@@ -66,11 +69,11 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         if parameters.get("n") not in (None, 1):
             raise ConfigurationError(f"n={parameters['n']!r:.20}: a reply holds one answer; make one call for each")
         for position, message in enumerate(messages):
-            if not isinstance(message, Mapping):
+            if type(message) is not dict and not isinstance(message, Mapping):
                 raise ConfigurationError(
                     f'messages[{position}] must be a mapping with "role" and "content", not {_kind(message)}'
                 )
-        return cls("chat", model, _body({"messages": list(messages)}, parameters), dict(headers or {}))
+        return cls("chat", model, _body({"messages": list(messages)}, parameters), dict(headers) if headers else {})
 
     @classmethod
     def embeddings(
@@ -95,7 +98,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         model = _check_model(model)
         if not isinstance(input, (str, Sequence)) or isinstance(input, bytes) or len(input) == 0:
             raise ConfigurationError(f"input must be a text or a list of texts that is not empty, not {_kind(input)}")
-        return cls("embeddings", model, _body({"input": input}, parameters), dict(headers or {}))
+        return cls("embeddings", model, _body({"input": input}, parameters), dict(headers) if headers else {})
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """What rich shows: as ``repr``, no content."""
@@ -110,6 +113,8 @@ def _kind(value: object) -> str:
 
 
 def _check_model(model: object) -> str:
+    if type(model) is str and model:
+        return model
     if not isinstance(model, str) or not model:
         raise ConfigurationError(f"model must be the model's name as the server knows it, not {model!r:.40}")
     return str.__str__(model)  # of an enum that is text its value, which Python 3.11 and 3.12 show differently
@@ -118,7 +123,8 @@ def _check_model(model: object) -> str:
 def _body(required: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
     if "stream" in parameters:
         raise ConfigurationError("stream= is not a parameter of a call: use manager.stream() or manager.complete()")
-    required.update((name, value) for name, value in parameters.items() if value is not None)
+    if parameters:
+        required.update({name: value for name, value in parameters.items() if value is not None})
     return required
 
 

@@ -183,8 +183,9 @@ class PoolState:
         if member.leases >= member.connection.capacity:
             self._unlist(member)
 
-    def _list(self, member: Member) -> None:
-        if not member.listed and member.leases < member.connection.capacity and member.connection.usable():
+    def _list(self, member: Member, *, fit: bool = False) -> None:
+        """Have it found by the next call. ``fit``: it was looked at just now."""
+        if not member.listed and member.leases < member.connection.capacity and (fit or member.connection.usable()):
             self._free.append(member)
             member.listed = True
 
@@ -329,8 +330,9 @@ class PoolState:
             return
         member.idle_since_ns = now_ns
         if self._fit(member, now_ns, limits):
-            self._serve(member, None, now_ns)
-            self._list(member)
+            if self.waiters:
+                self._serve(member, None, now_ns)
+            self._list(member, fit=True)
         else:
             self._unlist(member)
             self._drop_if_idle(member)

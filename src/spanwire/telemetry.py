@@ -458,9 +458,6 @@ def _own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, _Value]
                 attributes["spanwire.connection.idle_time"] = connection.idle_s
             if connection.engine not in (None, "spanwire"):
                 attributes["spanwire.connection.engine"] = connection.engine or ""
-            if connection.protocol is not None:
-                name, version = _protocol(connection.protocol)
-                attributes["network.protocol.name"], attributes["network.protocol.version"] = name, version
     sums: dict[str, tuple[int, Source]] = {}
     for key, (duration_ns, source) in timeline.pieces.items():
         segment = key[0]
@@ -534,7 +531,6 @@ def _description(error_type: str, error: BaseException | None) -> str:
     return f"{error_type} in phase {error.phase}" if isinstance(error, SpanwireError) else error_type
 
 
-@lru_cache(maxsize=64)
 def _protocol(protocol: str) -> tuple[str, str]:
     name, _, version = protocol.partition("/")
     if name == "h2":

@@ -12,7 +12,7 @@ The rules, each of which has its own function or branch below:
 * **handshake**: ``dns``, ``tcp``, ``tls``, ... as the connection was made, clipped to the time this call waited for it
   (measured), up to the failure where it failed; ``shared`` = waiting for a connection that was being made before this
   call came. Absent on a re-used one.
-* **client**: ``encode`` = making the request's bytes; ``decode`` = from the arrival of the last bytes to the parsed end;
+* **client**: ``encode`` = making the request's bytes, with all that the client did before (settings, the span); ``decode`` = from the arrival of the last bytes to the parsed end;
   ``waiting`` = data that was there and waited for the consumer (all measured).
 * **network**: ``send`` = handing the request to the kernel (measured); ``to_and_back`` = one minimum round trip
   (estimated: the kernel's ``tcpi_min_rtt``, else the TCP connect); ``receive`` = first to last byte of the body of an
@@ -312,6 +312,15 @@ def _add_connection(pieces: list[_Piece], attempt: AttemptRecord) -> None:
             pieces.append(("handshake", open_part, _clip(begin, attempt.connect_end_ns or high, low, high), "measured"))
 
 
+def _add_preparation(pieces: list[_Piece], attempt: AttemptRecord) -> None:
+    """What the client did before the request's bytes were made: settings, span, books."""
+    if attempt.asked_ns and not attempt.queued_ns:
+        pieces.append(("client", "encode", attempt.asked_ns - attempt.begin_ns, "measured"))
+    parts = attempt.marks.parts
+    if attempt.leased_ns and parts and parts[0][0] == "encode":
+        pieces.append(("client", "encode", parts[0][1] - attempt.leased_ns, "measured"))
+
+
 def _add_answer(pieces: list[_Piece], marks: Marks, end_ns: int, *, streamed: bool, answered: bool) -> None:
     """From the request's bytes to the end of the answer. ``answered``: it was an answer, not an error status."""
     for part, begin, end in marks.parts:
@@ -348,6 +357,7 @@ def _add_answer(pieces: list[_Piece], marks: Marks, end_ns: int, *, streamed: bo
 
 
 def _add_attempt(pieces: list[_Piece], attempt: AttemptRecord) -> None:
+    _add_preparation(pieces, attempt)
     _add_connection(pieces, attempt)
     answered = attempt.outcome != "error" or bool(attempt.marks.first_chunk_ns)
     _add_answer(pieces, attempt.marks, attempt.end_ns, streamed=attempt.streamed, answered=answered)

@@ -106,8 +106,6 @@ def test_a_call_is_one_client_span_by_the_genai_conventions(heard: Heard) -> Non
             "server.address": "127.0.0.1",
             "server.port": server.port,
             "http.response.status_code": 200,
-            "network.protocol.name": "http",
-            "network.protocol.version": "1.1",
             "spanwire.outcome": "completed",
             "spanwire.transport": "sse",
             "spanwire.connection.reused": False,

@@ -126,15 +126,14 @@ def test_segments_carry_their_parts_and_the_weakest_source() -> None:
     assert segments["model"].parts["prefill"].duration_s == pytest.approx(0.020)
 
 
-def test_what_nobody_knows_is_unattributed() -> None:
-    """From the first byte's chunk to the encode, say: 10 ms between lease and encode are nobody's."""
+def test_what_the_client_did_before_the_requests_bytes_is_the_clients() -> None:
+    """Settings, the span, the books: 10 ms from the connection to the beginning of the encoding."""
     late = marks(("encode", 10, 11), sent=11, first_byte=31, first_chunk=31, first_content=31, rtt_ms=20)
     late.last_chunk_ns = late.last_byte_ns = late.ended_ns = at(31)
     made = timeline(warm(0, 31, late))
     assert pieces(made) == {
-        "client.encode": (1, "measured"),
+        "client.encode": (11, "measured"),
         "network.to_and_back": (20, "estimated"),
-        "unattributed": (10, "measured"),
     }
 
 
@@ -248,16 +247,17 @@ def test_a_new_connection_shows_the_parts_of_its_handshake() -> None:
         begin=5,
     )
     assert pieces(made) == {
+        "client.encode": (5, "measured"),
         "handshake.dns": (3, "measured"),
         "handshake.tcp": (20, "measured"),
         "handshake.tls": (30, "measured"),
-        "unattributed": (12, "measured"),
+        "unattributed": (7, "measured"),
     }
 
 
 def test_a_handshake_is_clipped_to_the_wait_for_it() -> None:
     made = timeline(attempt(0, 50, asked=20, leased=50, served="dialled", connect=marks(*CONNECT)))
-    assert ms(made) == {"handshake.tcp": 13, "handshake.tls": 17, "unattributed": 20}
+    assert ms(made) == {"client.encode": 20, "handshake.tcp": 13, "handshake.tls": 17}
 
 
 def test_a_handshake_that_failed_shows_where() -> None:
@@ -297,16 +297,17 @@ def test_a_wait_for_a_finishing_connection_that_ended_in_a_handshake_is_both() -
         )
     )  # fmt: skip
     assert pieces(made) == {
+        "client.encode": (5, "measured"),
         "queue.local": (5, "measured"),
         "handshake.dns": (3, "measured"),
         "handshake.tcp": (20, "measured"),
         "handshake.tls": (30, "measured"),
-        "unattributed": (12, "measured"),
+        "unattributed": (7, "measured"),
     }
     rode = attempt(0, 70, asked=5, dial_asked=20, leased=64, served="rode", connect_begin=10, connect_end=63)
-    assert ms(timeline(rode)) == {"queue.local": 15, "handshake.shared": 43, "unattributed": 12}
+    assert ms(timeline(rode)) == {"client.encode": 5, "queue.local": 15, "handshake.shared": 43, "unattributed": 7}
     freed = attempt(0, 70, asked=5, dial_asked=20, leased=64, served="freed")
-    assert ms(timeline(freed)) == {"queue.local": 59, "unattributed": 11}
+    assert ms(timeline(freed)) == {"client.encode": 5, "queue.local": 59, "unattributed": 6}
 
 
 def test_a_client_of_the_users_own_marks_its_handshake_on_the_exchange() -> None:
@@ -325,17 +326,25 @@ def test_waiting_for_somebody_elses_handshake_is_shared() -> None:
     made = timeline(
         attempt(0, 80, asked=30, leased=64, served="rode", connect=marks(*CONNECT), connect_begin=10, connect_end=63)
     )
-    assert pieces(made) == {"handshake.shared": (33, "measured"), "unattributed": (47, "measured")}
+    assert pieces(made) == {
+        "client.encode": (30, "measured"),
+        "handshake.shared": (33, "measured"),
+        "unattributed": (17, "measured"),
+    }
 
 
 def test_a_shared_handshake_that_has_not_ended_counts_to_the_end_of_the_attempt() -> None:
     made = timeline(attempt(0, 40, asked=30, served="rode", connect=marks(), connect_begin=10))
-    assert ms(made) == {"handshake.shared": 10, "unattributed": 30}
+    assert ms(made) == {"client.encode": 30, "handshake.shared": 10}
 
 
 def test_waiting_for_a_connection_that_somebody_held_is_queue() -> None:
     made = timeline(attempt(0, 40, asked=10, leased=35, served="freed"))
-    assert pieces(made) == {"queue.local": (25, "measured"), "unattributed": (15, "measured")}
+    assert pieces(made) == {
+        "client.encode": (10, "measured"),
+        "queue.local": (25, "measured"),
+        "unattributed": (5, "measured"),
+    }
 
 
 def test_waiting_for_a_slot_and_for_a_connection_are_one_part() -> None:

@@ -36,8 +36,8 @@ first byte 122.0 ms, chunk 122.0 ms, content 132.0 ms
 queue local               4.00  ▌                                    measured
 handshake dns             2.00  ▋                                    measured
 handshake tcp            20.00  ██▉                                  measured
-client encode             1.00    █                                  measured
-network send              1.00    █▏                                 measured
+client encode             2.00    █▏                                 measured
+network send              1.00     ▏                                 measured
 network to_and_back      80.00     ████████▉                         estimated
 model prefill            20.00             ███                       estimated
 model decode             190.0                ████████████████████▉  estimated

@@ -349,6 +349,8 @@ def _usage(usage: Any) -> Usage | None:
 
 
 def _count(value: Any) -> int | None:
+    if type(value) is int and 0 <= value < 2**63:
+        return value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None

@@ -86,13 +86,10 @@ class EventStreamParser:
                 if data.find(b"\n") == end:
                     self.on_event(b"", data[6:end])
                     return
-                events = data[:end].split(b"\n\n")
-                if data.count(b"\n") == 2 * len(events):
-                    for event in events:
-                        if event[:6] == b"data: ":
-                            self.on_event(b"", event[6:])
-                        else:
-                            self._feed(event + b"\n\n")
+                payloads = data[6:end].split(b"\n\ndata: ")
+                if data.count(b"\n") == 2 * len(payloads):  # else a line is of another kind
+                    for payload in payloads:
+                        self.on_event(b"", payload)
                     return
         self._feed(data)
         self._plain = not (self._size or self._name or self._skip_lf or self._start)

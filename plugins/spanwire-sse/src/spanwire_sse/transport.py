@@ -42,7 +42,7 @@ class SSETransport:
 class SSEConnection:
     """One HTTP/1.1 connection: one exchange at a time."""
 
-    __slots__ = ("_outline", "http")
+    __slots__ = ("_outline", "http", "usable")
 
     capacity = 1
     protocol = "http/1.1"
@@ -51,9 +51,7 @@ class SSEConnection:
     def __init__(self, http: HTTP1Connection, outline: Outline | None = None) -> None:
         self.http = http
         self._outline = outline or Outline()
-
-    def usable(self) -> bool:
-        return self.http.usable()
+        self.usable = http.usable  # asked several times for each call
 
     async def aclose(self) -> None:
         await self.http.aclose()
