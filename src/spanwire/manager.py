@@ -29,7 +29,7 @@ from .run import Prepared, Run, resolve_key
 from .telemetry import Telemetry
 from .timeline import Timeline
 from .transport import Attempt
-from .wheel import Wheel
+from .watch import Watch
 
 __all__ = ["ConnectionManager", "LoopState", "Stream", "default_manager"]
 
@@ -42,7 +42,7 @@ class LoopState:
         self.loop = loop
         self.pools: dict[Hashable, Pool] = {}
         self.runs: set[Run] = set()
-        self.wheel = Wheel(loop)
+        self.watch = Watch(loop, self.runs)
         self._abandoned: deque[Run] = deque()
         self._guard: AsyncGenerator[None, None] | None = None
         self.closed = False
@@ -113,7 +113,7 @@ class LoopState:
             return
         self._sweep()
         self._end_runs()
-        self.wheel.close()
+        self.watch.close()
         pools, self.pools = list(self.pools.values()), {}
         try:
             await asyncio.gather(*(pool.aclose() for pool in pools))
@@ -132,7 +132,7 @@ class LoopState:
         if self.parked:
             return
         self._end_runs()
-        self.wheel.close()
+        self.watch.close()
         pools, self.pools = list(self.pools.values()), {}
         for pool in pools:
             pool.abort()

@@ -28,7 +28,7 @@ from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
 from .transport import Attempt, Dialect, Exchange, Head, Item, Transport, TransportSpec
-from .wheel import NEAR_NS
+from .watch import NEAR_S
 
 if TYPE_CHECKING:
     from .manager import LoopState
@@ -40,6 +40,8 @@ _log = logging.getLogger("spanwire.manager")
 _T = TypeVar("_T")
 
 
+#: Later than any clock.
+_NEVER_NS = 1 << 62
 #: Unique in the world by its random part, and in the process by its number.
 _key_prefix = f"spanwire-{os.urandom(16).hex()}-"
 _key_number = itertools.count(1)
@@ -122,13 +124,13 @@ class Run:
         "_timer",
         "_traced",
         "_unsent",
-        "_wheel_slot",
         "batch",
         "call",
         "ended",
         "endpoint",
         "exchange",
         "items",
+        "look_ns",
         "opened",
         "state",
         "streamed",
@@ -168,7 +170,7 @@ class Run:
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._wheel_slot = 0
+        self.look_ns = _NEVER_NS  # see watch.py
         self._failure: SpanwireError | None = None  # why the call has to end, before its exchange can say it
         self._opener: asyncio.Task[Any] | None = None  # the task that waits for a slot, a connection, a back-off
         self._interrupted = False  # we have cancelled the opener ourselves
@@ -410,20 +412,11 @@ class Run:
 
     def _leased(self, lease: Lease, record: AttemptRecord) -> None:
         self._lease = lease
-        member = lease.member
         if lease.served == "idle":
             record.served = "idle"
-        reused = lease.served in ("idle", "freed")
-        record.connection = ConnectionUse(
-            member.id,
-            reused,
-            (record.leased_ns - member.made_ns) / 1e9 if reused else None,
-            (record.leased_ns - lease.was_idle_ns) / 1e9 if lease.served == "idle" else None,
-            member.connection.protocol,
-            engine=member.connection.engine,
-        )
-        if self._call_span is not None and member.context is not None:
-            self._call_span.link(member.context)  # type: ignore[arg-type]
+        context = lease.member.context
+        if self._call_span is not None and context is not None:
+            self._call_span.link(context)  # type: ignore[arg-type]
 
     async def _within_total(self, wait: Awaitable[_T], *, phase: str) -> _T:
         total_s = self._timeouts.total_s
@@ -529,20 +522,23 @@ class Run:
     # --- time limits: one timer, armed for the nearest limit, looked at again when it fires ----------------------------
 
     def _arm(self, record: AttemptRecord) -> None:
-        deadline = self._deadline(record)
-        if deadline is None:
+        limits = self._timeouts
+        total_s, first_s, idle_s = limits.total_s, limits.first_content_s, limits.idle_s
+        if (
+            (total_s is None or total_s >= NEAR_S)
+            and (first_s is None or first_s >= NEAR_S)
+            and (idle_s is None or idle_s >= NEAR_S)
+        ):
+            self.look_ns = 0  # at the next look, which most calls don't live to see
+            self.state.watch.start()
             return
-        due_ns = deadline[0]
-        left_ns = due_ns - time.perf_counter_ns()
-        if left_ns >= NEAR_NS:
-            self._wheel_slot = self.state.wheel.add(self, due_ns, self._tick)
-        else:
-            self._timer = self.state.loop.call_later(max(0.0, left_ns / 1e9), self._tick)
+        deadline = self._deadline(record)
+        if deadline is not None:
+            left_s = (deadline[0] - time.perf_counter_ns()) / 1e9
+            self._timer = self.state.loop.call_later(max(0.0, left_s), self._tick)
 
     def _disarm(self) -> None:
-        if self._wheel_slot:
-            self.state.wheel.discard(self, self._wheel_slot)
-            self._wheel_slot = 0
+        self.look_ns = _NEVER_NS
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -570,16 +566,22 @@ class Run:
 
     def _tick(self) -> None:
         self._timer = None
-        self._wheel_slot = 0
-        if self.ended:
-            return
+        if not self.ended:
+            self.look(time.perf_counter_ns())
+            if self.look_ns != _NEVER_NS:
+                self._arm(self._attempt)
+
+    def look(self, now_ns: int) -> None:
+        """Hit a limit whose time has come, or say when the next one may."""
         deadline = self._deadline(self._attempt)
         if deadline is None:
+            self.look_ns = _NEVER_NS
             return
         due_ns, limit = deadline
-        if not limit or due_ns > time.perf_counter_ns():
-            self._arm(self._attempt)
+        if not limit or due_ns > now_ns:
+            self.look_ns = due_ns
             return
+        self.look_ns = _NEVER_NS
         marks = self._attempt.marks
         phase = "read" if marks.first_byte_ns else "wait" if marks.sent_ns else "send"
         self.fail(self._timeout_error(limit, getattr(self._timeouts, limit), phase))
@@ -627,12 +629,8 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
-        use, rtt_ns = record.marks.use or record.connection, record.marks.rtt_ns
-        if use is not None:
-            rtt_s = rtt_ns / 1e9 if rtt_ns else use.rtt_min_s
-            record.connection = ConnectionUse(
-                use.id, use.reused, use.age_s, use.idle_s, use.protocol, rtt_s, use.engine
-            )
+        if lease is not None:
+            record.connection = _use(lease, record)
         ticket, self._ticket = self._ticket, None
         if ticket is not None and self._prepared.slots is not None:
             self._prepared.slots.release(ticket)
@@ -693,3 +691,23 @@ class Run:
         marks = attempt.marks
         last_ns = max(marks.last_byte_ns, marks.ended_ns, marks.sent_ns, attempt.leased_ns, attempt.asked_ns)
         attempt.end_ns = record.end_ns = max(last_ns, attempt.begin_ns)
+
+
+def _use(lease: Lease, record: AttemptRecord) -> ConnectionUse:
+    """The connection of an attempt that has ended."""
+    rtt_ns = record.marks.rtt_ns
+    rtt_s = rtt_ns / 1e9 if rtt_ns else None
+    own = record.marks.use
+    if own is not None:  # a client that pools by itself knows better
+        return msgspec.structs.replace(own, rtt_min_s=rtt_s) if rtt_s is not None else own
+    member, served = lease.member, lease.served
+    reused = served in ("idle", "freed")
+    return ConnectionUse(
+        member.id,
+        reused,
+        (record.leased_ns - member.made_ns) / 1e9 if reused else None,
+        (record.leased_ns - lease.was_idle_ns) / 1e9 if served == "idle" else None,
+        member.connection.protocol,
+        rtt_s,
+        member.connection.engine,
+    )

@@ -38,12 +38,12 @@ handshake dns             2.00  ▋                                    measured
 handshake tcp            20.00  ██▉                                  measured
 client encode             2.00    █▏                                 measured
 network send              1.00     ▏                                 measured
-network to_and_back      80.00     ████████▉                         estimated
-model prefill            20.00             ███                       estimated
-model decode             190.0                ████████████████████▉  estimated
-client decode             1.00                                    █  measured
-client waiting            5.00                                     ▌ measured
-unattributed              4.00                                     █ measured
+network to_and_back      80.00     █████████                         estimated
+model prefill            20.00             ███▏                      estimated
+model decode             190.0                █████████████████████  estimated
+client decode             1.00                                     ▏ measured
+client waiting            5.00                                     ▋ measured
+unattributed              3.00                                     █ measured
 total                    328.0
 """.splitlines()
 

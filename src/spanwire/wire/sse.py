@@ -56,7 +56,7 @@ class EventStreamParser:
         self._size = 0  # bytes in _partial and _data
         self._skip_lf = False  # the last read ended with CR, which was taken as a line's end
         self._start = True
-        self._plain = False  # between two events, nothing held back
+        self._plain = True  # between two events, nothing held back
         self.ignored: list[bytes] = []
 
     @property
@@ -83,6 +83,7 @@ class EventStreamParser:
         if self._plain and data[:6] == b"data: " and data[-2:] == b"\n\n":
             end = len(data) - 2
             if end < self.max_event_bytes and b"\r" not in data:
+                self._start = False
                 if data.find(b"\n") == end:
                     self.on_event(b"", data[6:end])
                     return
