@@ -93,12 +93,16 @@ def paced_packets() -> dict[str, Any]:
 
 
 def _firsts(*, warm: bool, blocking: bool) -> dict[str, Any]:
-    """Time to the first content as the caller sees it, in ms, of calls in a row on one manager."""
+    """Time to the first content as the caller sees it, in ms, of calls in a row on one manager; the first timeline."""
     with serve(Script.say("one two three four")) as server:
         endpoint, call = server.endpoint(), chat()
+        near = spanwire.Endpoint(server.url.replace(PEER, "127.0.0.1"), tls=endpoint.tls, proxy=None)
         first_ms: list[float] = []
+        timelines: Timelines = []
 
         async def asynchronous() -> None:
+            async with spanwire.ConnectionManager() as other:  # imports what the first call of a process imports
+                await other.complete(near, call)
             async with spanwire.ConnectionManager() as manager:
                 if warm:
                     await manager.warm(endpoint)
@@ -108,8 +112,11 @@ def _firsts(*, warm: bool, blocking: bool) -> dict[str, Any]:
                         async for chunk in stream:
                             if chunk.text and len(first_ms) < number:
                                 first_ms.append((time.perf_counter() - begin) * 1000)
+                    timelines.append(known(stream.timeline))
 
         def synchronous() -> None:
+            with spanwire.SyncConnectionManager() as other:
+                other.complete(near, call)
             with spanwire.SyncConnectionManager() as manager:
                 if warm:
                     manager.warm(endpoint)
@@ -119,12 +126,13 @@ def _firsts(*, warm: bool, blocking: bool) -> dict[str, Any]:
                         for chunk in stream:
                             if chunk.text and len(first_ms) < number:
                                 first_ms.append((time.perf_counter() - begin) * 1000)
+                    timelines.append(known(stream.timeline))
 
         if blocking:
             synchronous()
         else:
             run(asynchronous)
-        return {"first_ms": first_ms, "connections": server.connections}
+        return {"first_ms": first_ms, "timelines": timelines, "connections": server.connections - 1}
 
 
 def firsts_async_cold() -> dict[str, Any]:
