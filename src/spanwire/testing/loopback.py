@@ -370,6 +370,8 @@ class LoopbackServer:
         default: the answer when nothing is queued.
         tls: with a throw-away CA (needs ``spanwire[testing]``); clients trust :attr:`ca`.
         host: address to listen on.
+        public_host: name or address under which clients reach it, if that is another one, such as
+            ``delaynet.PEER``: for :attr:`url`, and for the certificate.
         port: 0: any free one.
         uds: path of a unix socket to listen on instead.
         part: which wire: the name of an entry point of ``spanwire.loopback``, or the part itself.
@@ -387,6 +389,7 @@ class LoopbackServer:
         default: Answer = echo,
         tls: bool = False,
         host: str = "127.0.0.1",
+        public_host: str | None = None,
         port: int = 0,
         uds: str | None = None,
         part: str | LoopbackPart = "sse",
@@ -404,6 +407,7 @@ class LoopbackServer:
             for answer in scripts:
                 self._book.script(answer)
         self._host = host
+        self._public_host = public_host
         self._port = port
         self.uds = uds
         self._authority = ThrowAwayCA() if tls else None
@@ -428,7 +432,8 @@ class LoopbackServer:
             raise RuntimeError("this loopback server was started before; make a new one")
         context = None
         if self._authority is not None:
-            names = dict.fromkeys(("localhost", "127.0.0.1", "::1", _ANY_ADDRESS.get(self._host, self._host)))
+            reached = self._public_host or _ANY_ADDRESS.get(self._host, self._host)
+            names = dict.fromkeys(("localhost", "127.0.0.1", "::1", reached))
             context = self._authority.server_context(*names, alpn=self._part.alpn)
             self._folder = tempfile.TemporaryDirectory(prefix="spanwire-loopback-")
             file = Path(self._folder.name, "ca.pem")
@@ -500,7 +505,7 @@ class LoopbackServer:
         if self._address is None:
             return self._part.url("localhost", 0, secure=self._authority is not None)
         host, port = self._address
-        host = _ANY_ADDRESS.get(host, host)
+        host = self._public_host or _ANY_ADDRESS.get(host, host)
         return self._part.url(f"[{host}]" if ":" in host else host, port, secure=self._authority is not None)
 
     @property
