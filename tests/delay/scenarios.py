@@ -202,7 +202,11 @@ def large_prompt() -> dict[str, Any]:
                         pass
             (request,) = server.requests
             assert len(request.raw) > LARGE_BYTES
-            return {"timeline": known(stream.timeline), "arrived_ms": (request.arrived_ns - begin_ns) / 1e6}
+            return {
+                "timeline": known(stream.timeline),
+                "arrived_ms": (request.arrived_ns - begin_ns) / 1e6,
+                "server_ms": _server_ms([request])[0],
+            }
 
         return run(body)
 

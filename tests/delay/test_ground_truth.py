@@ -48,14 +48,14 @@ def test_segments_of_an_answer_that_is_not_streamed() -> None:
 
 
 def test_a_large_prompt_is_sent_and_not_prefilled() -> None:
-    """The kernel takes what its buffer holds before it is on its way, so that ``send`` ends before the upload does."""
-
     def judge(figures: dict[str, Any]) -> None:
         timeline = figures["timeline"]
         before_ms = segment_ms([timeline], "handshake") + part_ms([timeline], "client", "encode")
         upload_ms = figures["arrived_ms"] - before_ms - RTT_MS / 2
         assert upload_ms > 3 * RTT_MS  # slow start
-        assert 0.5 * upload_ms < part_ms([timeline], "network", "send") < upload_ms + TOLERANCE_MS
+        # One sample, and 64 KiB may still be in the kernel's buffer.
+        assert near(part_ms([timeline], "network", "send"), upload_ms, 15)
+        assert near(part_ms([timeline], "model", "prefill"), figures["server_ms"], 15)
         assert near(part_ms([timeline], "network", "to_and_back"), RTT_MS)
 
     measure("large_prompt", judge)

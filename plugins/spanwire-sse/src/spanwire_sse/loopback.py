@@ -188,7 +188,7 @@ def _chat_events(script: Script, body: Mapping[str, Any]) -> Iterator[tuple[floa
         wait_s = 0.0
     options = body.get("stream_options")
     asked = isinstance(options, dict) and bool(options.get("include_usage"))
-    usage = script.usage_for(_words(body.get("messages")), asked=asked)
+    usage = script.usage_for(_words(body.get("messages")) if asked else 0, asked=asked)
     if usage is not None:
         yield wait_s, paced, False, b'%b,"choices":[],"usage":%b}\n\n' % (start, _encode(_usage(usage)))
         wait_s = 0.0
