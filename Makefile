@@ -3,14 +3,15 @@
 VENV ?= .venv
 UV := scripts/bootstrap.sh
 ARGS ?=
+JSON ?=
 
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers soak fuzz lint check bench docs wheels lock sync sync-demo clean
+.PHONY: help demo demo-real test test-peers soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart docs wheels lock sync sync-bench sync-demo clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
 
 demo: sync-demo ## a cold call, a warm call and a tool call against a local server, with their timelines
 	@.tools/demo/bin/spanwire demo $(ARGS)
@@ -40,9 +41,22 @@ lint: sync ## style, formatting, types, import rules, lock file
 
 check: lint test ## everything that a change must pass
 
-bench: ## what a token and a call cost, beside other clients (ARGS="burst --clients raw,openai,spanwire")
-	@UV_PROJECT_ENVIRONMENT=.tools/bench $(UV) sync --quiet --locked --only-group bench
-	.tools/bench/bin/python benchmarks/run.py $(ARGS)
+bench: sync-bench ## what a token and a call cost, beside other clients (ARGS="burst --clients raw,openai,spanwire" JSON=file)
+	.tools/bench/bin/python benchmarks/run.py $(if $(JSON),--json $(JSON)) $(ARGS)
+
+bench-all: ## the same with LangChain and LiteLLM (installs them), and with all workloads: the better part of an hour
+	@UV_PROJECT_ENVIRONMENT=.tools/bench-all $(UV) sync --quiet --locked --only-group bench-frameworks
+	.tools/bench-all/bin/python benchmarks/run.py all --clients all $(if $(JSON),--json $(JSON)) $(ARGS)
+
+bench-compare: sync-bench ## the working tree beside BASE, which git knows by that name: BASE=main
+	$(if $(BASE),,$(error Say what to compare with, a branch, a tag or a commit: make bench-compare BASE=main))
+	.tools/bench/bin/python benchmarks/compare.py $(BASE) $(ARGS)
+
+bench-reference: sync-bench ## hold later runs against the ratios of the last one (JSON=file: of that one)
+	.tools/bench/bin/python benchmarks/reference.py $(JSON)
+
+bench-chart: sync-bench ## draw the last run into docs/benchmarks.svg (JSON=file: that one)
+	.tools/bench/bin/python benchmarks/chart.py $(or $(JSON),.bench/latest.json) docs/benchmarks.svg
 
 docs: ## build the pages of docs/ into site/
 	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --only-group docs
@@ -55,11 +69,15 @@ lock: ## write uv.lock anew after a change of dependencies
 	$(UV) lock $(ARGS)
 
 clean: ## remove environments, caches and everything built
-	rm -rf .venv .tools .peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .tools .bench .peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	git worktree prune 2>/dev/null || true
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 sync:
 	@UV_PROJECT_ENVIRONMENT=$(VENV) $(UV) sync --quiet --locked
+
+sync-bench:
+	@UV_PROJECT_ENVIRONMENT=.tools/bench $(UV) sync --quiet --locked --only-group bench
 
 # An environment of its own: only what the demo needs, and the one for development keeps what it has.
 sync-demo:

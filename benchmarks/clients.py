@@ -1,16 +1,15 @@
-"""One client, one workload, one process: writes a line of JSON. Started by run.py; README.md says what is measured.
+"""One client, one workload, one process: writes a line of JSON. Started by processes.py.
 
-Usage: ``clients.py CLIENT WORKLOAD PORT [--core CORE] [--quick]``
+Usage: ``clients.py CLIENT WORKLOAD PORT [--loop asyncio|uvloop] [--core CORE] [--quick]``
 
-Every client is used in the way its documentation shows, with its connections left open and its limits out of the way.
-Libraries are imported by the one client that needs them; a process pays in memory for nothing else. Peers are imported
-by name because types of packages that need not be installed would make mypy's verdict depend on the environment.
+A workload's function gets (client's name, load, base URL) and returns its figures; a row of workloads.py names it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -19,339 +18,22 @@ import statistics
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
-from importlib import import_module
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-import msgspec
+if not __package__:  # started by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-MESSAGES = [{"role": "user", "content": "Say hello to the world, please."}]
-#: More calls at once than any workload has.
-AMPLE = 2000
-
-
-class Streamed(NamedTuple):
-    """What a client saw of one answer: how many tokens, and when the first came (CLOCK_MONOTONIC; 0 for never)."""
-
-    tokens: int
-    first_ns: int
-
-
-class Client(NamedTuple):
-    """An async client, ready to call.
-
-    Attributes:
-        stream: (model, user) to what was seen; reads to the end.
-        unary: one call that is answered as a whole, and decoded.
-    """
-
-    stream: Callable[[str, str | None], Awaitable[Streamed]]
-    unary: Callable[[], Awaitable[None]]
-
-
-def _streamed_body(model: str, user: str | None) -> dict[str, Any]:
-    return {"model": model, "messages": MESSAGES, "stream": True, "user": user}
-
-
-UNARY_BODY: dict[str, Any] = {"model": "m", "messages": MESSAGES}
-
-
-# ---------------------------------------------------------------------------------------------------------------- raw
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice]
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
-
-
-class _RawConnection(asyncio.Protocol):
-    """The floor: as little as reads *this* server's answers. It skips chunk framing, errors, timeouts, everything."""
-
-    def __init__(self) -> None:
-        self.buffer = b""
-        self.done: asyncio.Future[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is none by name
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError("the server closed the connection"))
-
-    def send(self, body: dict[str, Any]) -> asyncio.Future[None]:
-        """Send a call; the future is done when the answer has been read."""
-        self.streaming = "stream" in body
-        self.tokens = self.first_ns = 0
-        self.done = asyncio.get_running_loop().create_future()
-        data = json.dumps(body).encode()
-        self.transport.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data)
-        )
-        return self.done
-
-    def data_received(self, data: bytes) -> None:
-        if self.streaming:
-            self._read_events(self.buffer + data)
-        else:
-            self._read_whole(self.buffer + data)
-
-    def _read_events(self, buffer: bytes) -> None:
-        while (end := buffer.find(b"\n\n")) >= 0:
-            text, buffer = buffer[:end], buffer[end + 2 :]
-            payload = text[text.rfind(b"data: ") + 6 :]
-            if payload != b"[DONE]":
-                choices = _decode_event(payload).choices
-                if choices and choices[0].delta.content:
-                    self.first_ns = self.first_ns or time.monotonic_ns()
-                    self.tokens += 1
-        self.buffer = buffer
-        if buffer.endswith(b"0\r\n\r\n"):
-            self._answered()
-
-    def _read_whole(self, buffer: bytes) -> None:
-        self.buffer = buffer
-        head, found, body = buffer.partition(b"\r\n\r\n")
-        if found and len(body) == int(head.partition(b"content-length: ")[2]):
-            msgspec.json.decode(body)
-            self._answered()
-
-    def _answered(self) -> None:
-        self.buffer = b""
-        assert self.done is not None
-        self.done.set_result(None)
-
-
-def raw(url: str) -> Client:
-    """A protocol on a socket, and msgspec."""
-    host, port = url.split("/")[2].split(":")
-    idle: list[_RawConnection] = []
-
-    async def connection() -> _RawConnection:
-        if idle:
-            return idle.pop()
-        _, made = await asyncio.get_running_loop().create_connection(_RawConnection, host, int(port))
-        return made
-
-    async def stream(model: str, user: str | None) -> Streamed:
-        used = await connection()
-        await used.send(_streamed_body(model, user))
-        idle.append(used)
-        return Streamed(used.tokens, used.first_ns)
-
-    async def unary() -> None:
-        used = await connection()
-        await used.send(UNARY_BODY)
-        idle.append(used)
-
-    return Client(stream, unary)
-
-
-# -------------------------------------------------------------------------------------------------------------- peers
-
-
-def aiohttp(url: str) -> Client:
-    """Lines of the response, and the standard library's JSON."""
-    library: Any = import_module("aiohttp")
-    session = library.ClientSession(connector=library.TCPConnector(limit=0))
-
-    async def stream(model: str, user: str | None) -> Streamed:
-        tokens = first_ns = 0
-        async with session.post(f"{url}/chat/completions", json=_streamed_body(model, user)) as response:
-            async for line in response.content:
-                if line.startswith(b"data: ") and line != b"data: [DONE]\n":
-                    choices = json.loads(line[6:])["choices"]
-                    if choices and choices[0]["delta"].get("content"):
-                        first_ns = first_ns or time.monotonic_ns()
-                        tokens += 1
-        return Streamed(tokens, first_ns)
-
-    async def unary() -> None:
-        async with session.post(f"{url}/chat/completions", json=UNARY_BODY) as response:
-            json.loads(await response.read())
-
-    return Client(stream, unary)
-
-
-def httpx(url: str) -> Client:
-    """Lines of the response, and the standard library's JSON."""
-    library: Any = import_module("httpx")
-    limits = library.Limits(max_connections=AMPLE, max_keepalive_connections=AMPLE)
-    client = library.AsyncClient(limits=limits, timeout=60)
-
-    async def stream(model: str, user: str | None) -> Streamed:
-        tokens = first_ns = 0
-        async with client.stream("POST", f"{url}/chat/completions", json=_streamed_body(model, user)) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    choices = json.loads(line[6:])["choices"]
-                    if choices and choices[0]["delta"].get("content"):
-                        first_ns = first_ns or time.monotonic_ns()
-                        tokens += 1
-        return Streamed(tokens, first_ns)
-
-    async def unary() -> None:
-        (await client.post(f"{url}/chat/completions", json=UNARY_BODY)).json()
-
-    return Client(stream, unary)
-
-
-def httpx_sync(url: str) -> Callable[[str], None]:
-    """The same, synchronous."""
-    client = import_module("httpx").Client(timeout=60)
-
-    def stream(model: str) -> None:
-        with client.stream("POST", f"{url}/chat/completions", json=_streamed_body(model, None)) as response:
-            for _ in response.iter_lines():
-                pass
-
-    return stream
-
-
-def openai(url: str) -> Client:
-    """OpenAI's own client."""
-    client = import_module("openai").AsyncOpenAI(base_url=url, api_key="x", max_retries=0)
-
-    async def stream(model: str, user: str | None) -> Streamed:
-        tokens = first_ns = 0
-        async for chunk in await client.chat.completions.create(
-            model=model, messages=MESSAGES, stream=True, user=user, stream_options={"include_usage": True}
-        ):
-            if chunk.choices and chunk.choices[0].delta.content:
-                first_ns = first_ns or time.monotonic_ns()
-                tokens += 1
-        return Streamed(tokens, first_ns)
-
-    async def unary() -> None:
-        await client.chat.completions.create(**UNARY_BODY)
-
-    return Client(stream, unary)
-
-
-def openai_sync(url: str) -> Callable[[str], None]:
-    """The same, synchronous."""
-    client = import_module("openai").OpenAI(base_url=url, api_key="x", max_retries=0)
-
-    def stream(model: str) -> None:
-        for _ in client.chat.completions.create(model=model, messages=MESSAGES, stream=True):
-            pass
-
-    return stream
-
-
-# ----------------------------------------------------------------------------------------------------------- spanwire
-
-
-def _trace() -> None:
-    """An SDK that samples everything and drops it at export: spanwire is measured with its tracing on."""
-    from collections.abc import Sequence
-
-    from opentelemetry import metrics, trace
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-
-    class Drop(SpanExporter):
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            return SpanExportResult.SUCCESS
-
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(Drop()))
-    trace.set_tracer_provider(provider)
-    metrics.set_meter_provider(MeterProvider())
-
-
-def spanwire(url: str) -> Client:
-    """This project, traced."""
-    _trace()
-    import spanwire as library
-
-    manager = library.ConnectionManager()
-    endpoint = library.Endpoint(url, api_key="x", limits=library.Limits(max_concurrent=AMPLE))
-
-    async def stream(model: str, user: str | None) -> Streamed:
-        tokens = first_ns = 0
-        async with manager.stream(endpoint, library.Call.chat(model, MESSAGES, user=user)) as chunks:
-            async for chunk in chunks:
-                if chunk.text:
-                    first_ns = first_ns or time.monotonic_ns()
-                    tokens += 1
-        return Streamed(tokens, first_ns)
-
-    async def unary() -> None:
-        await manager.complete(endpoint, library.Call.chat("m", MESSAGES))
-
-    return Client(stream, unary)
-
-
-def spanwire_sync(url: str) -> Callable[[str], None]:
-    """The same, synchronous."""
-    _trace()
-    import spanwire as library
-
-    manager = library.SyncConnectionManager()
-    endpoint = library.Endpoint(url, api_key="x")
-
-    def stream(model: str) -> None:
-        with manager.stream(endpoint, library.Call.chat(model, MESSAGES)) as chunks:
-            for _ in chunks:
-                pass
-
-    return stream
-
-
-CLIENTS: dict[str, Callable[[str], Client]] = {
-    "raw": raw,
-    "aiohttp": aiohttp,
-    "httpx": httpx,
-    "openai": openai,
-    "spanwire": spanwire,
-}
-#: Those that have a synchronous side too.
-SYNC_CLIENTS: dict[str, Callable[[str], Callable[[str], None]]] = {
-    "httpx": httpx_sync,
-    "openai": openai_sync,
-    "spanwire": spanwire_sync,
-}
-
-
-# ---------------------------------------------------------------------------------------------------------- workloads
-
-
-class Load(NamedTuple):
-    """How much is asked for: calls in all, and how many of them at once."""
-
-    model: str
-    at_once: int
-    calls: int
-
-    def quick(self) -> Load:
-        """A sixteenth: enough to see that it works, too little to measure."""
-        return Load(self.model, max(self.at_once // 16, 1), max(self.calls // 16, 2))
-
-
-LOADS = {
-    "burst": Load("m-200-0-1", 1, 40),
-    "paced": Load("m-100-20000-1", 32, 32),
-    "crowd": Load("m-100-20000-1", 256, 256),
-    "unary": Load("m", 64, 640),
-    "latency": Load("m-4-0-1", 1, 60),
-    "reuse": Load("m-20-0-1", 1, 6),
-}
-#: Measured on uvloop where it is installed, as servers that stream a lot would have it.
-ON_UVLOOP = frozenset({"burst", "paced", "crowd"})
+from benchmarks.peers import PEERS, Client
+from benchmarks.workloads import WORKLOADS, Load
 
 Figures = dict[str, float]
+#: A stream keeps pace if 99 of 100 of its tokens come within this, in milliseconds: one gap of its script.
+PACE_MS = 20.0
+#: How long a stream may take beyond its schedule before it is given up, in seconds.
+GRACE_S = 3.0
 
 
 def server_log(url: str) -> dict[str, Any]:
@@ -359,6 +41,52 @@ def server_log(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url.removesuffix("/v1") + "/log") as response:
         log: dict[str, Any] = json.load(response)
     return log
+
+
+def tokens_of(model: str) -> int:
+    """How many tokens a script has."""
+    return int(model.split("-")[1])
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below or at which a share of the values lie. They are sorted, and at least one."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def _status_mib(key: str) -> float | None:
+    """A line of Linux's own account of this process, in MiB; None elsewhere."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    (line,) = [line for line in status.read_text().splitlines() if line.startswith(f"{key}:")]
+    return int(line.split()[1]) / 1024
+
+
+def peak_rss_mib() -> float:
+    """The most memory that this process had at once, in MiB."""
+    peak = _status_mib("VmHWM")  # not getrusage: on Linux that begins with what our parent had when it started us
+    if peak is not None:
+        return peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def begin_peak() -> float:
+    """Let the peak begin anew, where the system can; returns the memory now, in MiB."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    now = _status_mib("VmRSS")
+    return peak_rss_mib() if now is None else now
+
+
+# ---------------------------------------------------------------------------------------------------------- workloads
+
+
+async def _connect(client: Client, streams: int) -> None:
+    """Make room for that many streams."""
+    await asyncio.gather(*[client.stream("m-2-0-1", None) for _ in range(streams)])
 
 
 async def _all(load: Load, call: Callable[[], Awaitable[None]]) -> tuple[float, float]:
@@ -375,8 +103,9 @@ async def _all(load: Load, call: Callable[[], Awaitable[None]]) -> tuple[float, 
     return time.process_time() - cpu_s, time.perf_counter() - wall_s
 
 
-async def stream_tokens(client: Client, load: Load) -> Figures:
+async def stream_tokens(name: str, load: Load, url: str) -> Figures:
     """CPU time for each token. Raises RuntimeError if a token is missing."""
+    client = PEERS[name].client(url)
     tokens = 0
 
     async def call() -> None:
@@ -384,24 +113,26 @@ async def stream_tokens(client: Client, load: Load) -> Figures:
         seen = await client.stream(load.model, None)
         tokens += seen.tokens  # on a line of its own: `+=` reads its left side before an await on its right
 
-    await asyncio.gather(*[client.stream("m-2-0-1", None) for _ in range(load.at_once)])  # connections
+    await _connect(client, load.at_once)
     await client.stream("m-200-0-1", None)  # and code
     cpu_s, wall_s = await _all(load, call)
-    expected = load.calls * int(load.model.split("-")[1])
+    expected = load.calls * tokens_of(load.model)
     if tokens != expected:
         raise RuntimeError(f"{tokens} tokens came, {expected} were sent")
     return {"cpu_us_per_token": cpu_s / tokens * 1e6, "wall_s": wall_s}
 
 
-async def call_unary(client: Client, load: Load) -> Figures:
+async def call_unary(name: str, load: Load, url: str) -> Figures:
     """CPU time for each call."""
+    client = PEERS[name].client(url)
     await asyncio.gather(*[client.unary() for _ in range(load.at_once)])
     cpu_s, wall_s = await _all(load, client.unary)
     return {"cpu_us_per_call": cpu_s / load.calls * 1e6, "wall_s": wall_s}
 
 
-async def first_tokens(client: Client, load: Load, url: str) -> Figures:
+async def first_tokens(name: str, load: Load, url: str) -> Figures:
     """What the client adds to the first token: from the call to the server's reading it, and from its writing on."""
+    client = PEERS[name].client(url)
     for number in range(5):
         await client.stream(load.model, f"warm{number}")
     server_log(url)
@@ -417,65 +148,153 @@ async def first_tokens(client: Client, load: Load, url: str) -> Figures:
 
 
 async def connections(name: str, load: Load, url: str) -> Figures:
-    """Connections that calls in a row open."""
+    """Connections that calls in a row open; synchronous calls where the client has them."""
+    peer = PEERS[name]
     server_log(url)
-    if name in SYNC_CLIENTS:
-        stream = SYNC_CLIENTS[name](url)
+    if peer.sync is not None:
+        stream = peer.sync(url)
         for _ in range(load.calls):
             stream(load.model)
     else:
-        client = CLIENTS[name](url)
+        client = peer.client(url)
         for _ in range(load.calls):
             await client.stream(load.model, None)
     return {"connections": server_log(url)["connections"]}
 
 
-async def measure(name: str, workload: str, url: str, load: Load) -> Figures:
-    """The figures of one workload."""
-    if workload == "reuse":
-        return await connections(name, load, url)
-    client = CLIENTS[name](url)
-    if workload == "unary":
-        return await call_unary(client, load)
-    if workload == "latency":
-        return await first_tokens(client, load, url)
-    return await stream_tokens(client, load)
+class Delays:
+    """What was added to each token of one stream: from the server's writing it to its being handed out.
+
+    Both times are CLOCK_MONOTONIC of one machine. The token's text is the time of writing (scripts ``t-...``).
+    """
+
+    def __init__(self) -> None:
+        self.added_us = array("i")
+        self.last_ns = 0
+
+    def take(self, text: str) -> None:
+        """A token came."""
+        written_ns = int(text)
+        self.added_us.append((time.monotonic_ns() - written_ns) // 1000)
+        self.last_ns = written_ns
+
+    def give_up(self, tokens: int, gap_ns: int, now_ns: int, begun_ns: int) -> None:
+        """Tokens that have not come are late by at least the time since they were due."""
+        due_ns = (self.last_ns or begun_ns) + gap_ns
+        for number in range(tokens - len(self.added_us)):
+            self.added_us.append(max(now_ns - due_ns - number * gap_ns, 0) // 1000)
 
 
-def peak_rss_mib() -> float:
-    """The most memory that this process had at once, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():  # not getrusage: on Linux that begins with what our parent had when it started us
-        (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) / 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)  # macOS counts bytes, others KiB
+def _added(streams: Sequence[Delays]) -> Figures:
+    ordered = sorted(us for stream in streams for us in stream.added_us)
+    return {"added_ms_p50": percentile(ordered, 0.5) / 1e3, "added_ms_p99": percentile(ordered, 0.99) / 1e3}
+
+
+async def keep_pace(name: str, load: Load, url: str) -> Figures:
+    """How many of many streams keep pace, and what is added to a token. Not to the end, for a client far behind."""
+    client = PEERS[name].client(url)
+    assert client.follow is not None
+    tokens, gap_ns = tokens_of(load.model), int(load.model.split("-")[2]) * 1000
+    await _connect(client, load.at_once)
+    streams = [Delays() for _ in range(load.calls)]
+    server_log(url)
+    gc.collect()
+    begun_ns, cpu_s = time.monotonic_ns(), time.process_time()
+    tasks = [asyncio.ensure_future(client.follow(load.model, stream.take)) for stream in streams]
+    done, late = await asyncio.wait(tasks, timeout=(tokens + 1) * gap_ns / 1e9 + GRACE_S)
+    cpu_s, now_ns = time.process_time() - cpu_s, time.monotonic_ns()
+    for task in late:
+        task.cancel()
+    for task in done:
+        task.result()
+    log = await asyncio.to_thread(server_log, url)
+    came = sum(len(stream.added_us) for stream in streams)
+    for stream, task in zip(streams, tasks, strict=True):
+        if task in late:
+            stream.give_up(tokens, gap_ns, now_ns, begun_ns)
+        elif len(stream.added_us) != tokens:
+            raise RuntimeError(f"{len(stream.added_us)} tokens came, {tokens} were sent")
+    pace_us = PACE_MS * 1e3
+    return {
+        "streams": load.calls,
+        "keep_pace": sum(percentile(sorted(stream.added_us), 0.99) <= pace_us for stream in streams),
+        **_added(streams),
+        "came_share": came / (tokens * load.calls),
+        "cpu_share": cpu_s / ((now_ns - begun_ns) / 1e9),
+        "cpu_us_per_token": cpu_s / came * 1e6,
+        "late_ms_p50": log["late_ms"]["p50"],
+        "late_ms_p99": log["late_ms"]["p99"],
+    }
+
+
+async def stop_reading(name: str, load: Load, url: str) -> Figures:
+    """The memory that a stream costs whose reader stops, and what becomes of others. It reads on in the end."""
+    client = PEERS[name].client(url)
+    assert client.follow is not None
+    assert load.beside is not None
+    await _connect(client, load.at_once + 1)
+    gate, stopped, poured = asyncio.Event(), asyncio.Event(), 0
+
+    def take(text: str) -> Awaitable[object] | None:
+        nonlocal poured
+        poured += 1
+        if stopped.is_set():
+            return None
+        stopped.set()
+        return gate.wait()
+
+    gc.collect()
+    before_mib = begin_peak()
+    server_log(url)
+    reading = asyncio.ensure_future(client.follow(load.beside, take))
+    await stopped.wait()
+    streams = [Delays() for _ in range(load.calls)]
+    await asyncio.gather(*[client.follow(load.model, stream.take) for stream in streams])
+    growth_mib = peak_rss_mib() - before_mib
+    log = await asyncio.to_thread(server_log, url)
+    gate.set()
+    await reading
+    if poured != tokens_of(load.beside):
+        raise RuntimeError(f"{poured} tokens came, {tokens_of(load.beside)} were sent")
+    return {"growth_mib": max(growth_mib, 0.0), "poured_mib": log["poured"] / 2**20, **_added(streams)}
+
+
+# ------------------------------------------------------------------------------------------------------------ process
+
+
+def allow_streams() -> None:
+    """As many open files as we may have: often it is 1,024 to begin with, and a stream is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description="One client, one workload, one process.")
-    options.add_argument("client", choices=CLIENTS)
-    options.add_argument("workload", choices=LOADS)
+    options.add_argument("client", choices=PEERS)
+    options.add_argument("workload", choices=[row.name for row in WORKLOADS.values() if row.measure])
     options.add_argument("port", type=int)
+    options.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     options.add_argument("--core", type=int, help="run on this core only (Linux)")
-    options.add_argument("--quick", action="store_true", help="a sixteenth of the load")
+    options.add_argument("--quick", action="store_true", help="a small part of the load")
     given = options.parse_args()
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
-    runner = asyncio.run
-    if given.workload in ON_UVLOOP:
-        try:
-            import uvloop
-        except ImportError:
-            pass
-        else:
-            runner = uvloop.run
-    load = LOADS[given.workload]
-    work = measure(
-        given.client, given.workload, f"http://127.0.0.1:{given.port}/v1", load.quick() if given.quick else load
-    )
-    figures = runner(work)
-    sys.stdout.write(json.dumps({**figures, "rss_mib": peak_rss_mib()}) + "\n")
+    allow_streams()
+    row = WORKLOADS[given.workload]
+    measure: Callable[[str, Load, str], Awaitable[Figures]] = globals()[row.measure]
+    load = row.quick if given.quick else row.load
+
+    async def work() -> Figures:
+        return await measure(given.client, load, f"http://127.0.0.1:{given.port}/v1")
+
+    if given.loop == "uvloop":
+        import uvloop
+
+        figures = uvloop.run(work())
+    else:
+        figures = asyncio.run(work())
+    sys.stdout.write(json.dumps({**figures, "rss_mib": peak_rss_mib(), "at_once": load.at_once}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # clients are left open: how they close is not what is measured, nor what they say if nobody does
 
