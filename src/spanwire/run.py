@@ -310,8 +310,8 @@ class Run:
         )
 
     async def _back_off(self) -> None:
-        left_s = (self._backoff_until_ns - time.perf_counter_ns()) / 1e9
-        if left_s > 0:
+        # Again, since uvloop's timers count in whole milliseconds and may come one too early.
+        while (left_s := (self._backoff_until_ns - time.perf_counter_ns()) / 1e9) > 0:
             await self._within_total(asyncio.sleep(left_s), phase="queue")
         self._backoff_until_ns = 0
 

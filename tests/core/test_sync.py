@@ -229,3 +229,69 @@ def test_no_thread_is_started_before_it_is_needed() -> None:
     )
     assert (done.stdout, done.stderr) == ("1\n", "")
     assert threading.active_count() >= 1
+
+
+LOOPS = """
+    import sys
+    import spanwire
+    from spanwire.sync import _loop_thread
+
+    endpoint = spanwire.Endpoint("{url}", proxy=None)
+    call = spanwire.Call.chat("m", [{{"role": "user", "content": "x"}}])
+    with spanwire.SyncConnectionManager() as manager:
+        manager.warm(endpoint)
+        with manager.stream(endpoint, call) as stream:
+            text = "".join(chunk.text for chunk in stream)
+        with manager.stream(endpoint, call) as left:
+            next(left)
+        reply = manager.complete(endpoint, call)
+        print(text == reply.text, left.timeline.outcome, type(_loop_thread().loop).__module__)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no uvloop on Windows")
+@pytest.mark.parametrize(("name", "module"), [("", "asyncio"), ("asyncio", "asyncio"), (" uvLoop", "uvloop")])
+def test_the_environment_chooses_the_loop(name: str, module: str) -> None:
+    with serving(hello(), hello(hang_after=2), hello()) as server:
+        done = subprocess.run(
+            script(LOOPS.format(url=server.url)),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "SPANWIRE_LOOP": name},
+        )
+        assert done.stderr == ""
+        words = done.stdout.split()
+        assert words[:2] == ["True", "closed_by_caller"]
+        assert words[2].startswith(module)
+        server.wait_for(lambda s: s.requests[1].left)
+
+
+@pytest.mark.parametrize(
+    ("name", "hide", "words"),
+    [
+        ("trio", "", "SPANWIRE_LOOP='trio': it can be asyncio or uvloop"),
+        ("uvloop", "sys.modules['uvloop'] = None", "SPANWIRE_LOOP=uvloop needs uvloop: pip install 'spanwire[uvloop]'"),
+    ],
+)
+def test_a_loop_that_there_is_not_is_refused(name: str, hide: str, words: str) -> None:
+    done = subprocess.run(
+        script(
+            f"""
+            import sys
+            {hide}
+            import spanwire
+            try:
+                spanwire.SyncConnectionManager().warm("http://127.0.0.1:9/v1")
+            except spanwire.errors.ConfigurationError as error:
+                print(error)
+            """
+        ),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "SPANWIRE_LOOP": name},
+    )
+    assert (done.stdout, done.stderr) == (words + "\n", "")
