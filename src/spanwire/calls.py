@@ -300,6 +300,21 @@ class ReplyBuilder:
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Take the next chunks in order."""
         text = self._text
+        if len(chunks) == 1:  # the commonest, token by token
+            chunk = chunks[0]
+            if (
+                chunk.text
+                and chunk.finish_reason is None
+                and chunk.usage is None
+                and not chunk.reasoning
+                and not chunk.tool_calls
+            ):
+                self.content_chunks += 1
+                text.append(chunk.text)
+                if len(text) >= 16:
+                    self._joined.append("".join(text))
+                    text.clear()
+                return
         count = 0
         for chunk in chunks:
             if chunk.text:

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
-from .transport import Attempt, Dialect, Exchange, Head, Item, Transport, TransportSpec
+from .transport import Attempt, Dialect, Exchange, Head, Inbox, Item, Transport, TransportSpec
 from .watch import NEAR_S
 
 if TYPE_CHECKING:
@@ -471,7 +471,13 @@ class Run:
             assert exchange is not None
             self._reading = True
             try:
-                items = await exchange.read()
+                if isinstance(exchange, Inbox):  # nearly every transport's: without a coroutine for each batch
+                    waiter = exchange.wait()
+                    if waiter is not None:
+                        await waiter
+                    items: Sequence[Item] = exchange.take()
+                else:
+                    items = await exchange.read()
             except Exception as error:  # noqa: BLE001 - a transport's bug is the error of its call
                 self._failed_to_read(error)
                 continue

@@ -339,16 +339,27 @@ class Inbox:
 
     async def read(self) -> Sequence[Item]:
         """See :meth:`Exchange.read`. One reader at a time."""
-        while not self._items:
-            if self._ended:
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
-                return ()
-            waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self.wait()
+        if waiter is not None:
             await waiter
-        items, self._items = self._items, []
-        if self._paused:
-            self._paused = False
-            self.on_low()
+        return self.take()
+
+    def wait(self) -> asyncio.Future[None] | None:
+        """The first half of :meth:`read`: what to await until something is there, None if something is."""
+        if self._items or self._ended:
+            return None
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def take(self) -> list[Item]:
+        """The second half of :meth:`read`: what has arrived. Raises as it does."""
+        items = self._items
+        if items:
+            self._items = []
+            if self._paused:
+                self._paused = False
+                self.on_low()
+        elif self._error is not None:
+            error, self._error = self._error, None
+            raise error
         return items

@@ -119,10 +119,19 @@ class HTTPExchange(Inbox):
             self._attempt.released()
 
     def on_batch(self) -> None:
+        items = self._items
         if not self._finished:
-            self._marks.last_byte_ns = self._http.arrival_ns
-            self._stamp()
-        self.wake()
+            now_ns = self._marks.last_byte_ns = self._http.arrival_ns
+            if items and items[-1] is not self._last_item:  # as `_stamp`
+                self._last_item = items[-1]
+                self._marks.last_chunk_ns = now_ns
+        waiter = self._waiter
+        if waiter is not None and (items or self._ended):  # as `wake`, without a step for each token
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        elif len(items) >= self._high:
+            self.wake()
 
     def _stamp(self) -> None:
         """Once for each read, and not for each event: when the last chunk came."""
