@@ -321,7 +321,7 @@ def test_a_stream_waits_in_each_phase_as_scripted(server: LoopbackServer, client
     queue, prefill, rest = waits(server.requests[0])
     assert queue >= 30_000_000 - TICK_NS
     assert prefill >= 60_000_000 - TICK_NS
-    assert rest >= 70_000_000 - TICK_NS
+    assert prefill + rest >= 130_000_000 - TICK_NS  # tokens follow a schedule: a late one shortens what is left
 
 
 def test_a_whole_answer_comes_after_the_sum_of_the_delays(server: LoopbackServer, client: Client) -> None:
