@@ -7,28 +7,21 @@ be used again. The bytes of an answer go to a :class:`~spanwire.net.carrier.Sink
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-import struct
-import sys
 import time
 from typing import cast
 
 import httptools
 
 from ..errors import ConnectionFailed, ProtocolError, SpanwireError
+from . import sockets
 from .carrier import Sink
 
 __all__ = ["MAX_HEAD_BYTES", "HTTP1Connection"]
 
 #: llhttp sets no limit of its own; 64 KiB is what nginx, Node and h11 take at most by default, rounded up.
 MAX_HEAD_BYTES = 64 * 1024
-#: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
-_MIN_RTT = struct.Struct("=I")
-_MIN_RTT_OFFSET = 148
-_NO_SAMPLE = 0xFFFFFFFF
-_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 #: A request over this size is written in pieces, in bytes: what the kernel's buffer takes at once, or a few times that.
 _PIECE_BYTES = 64 * 1024
 #: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
@@ -147,16 +140,7 @@ class HTTP1Connection(asyncio.Protocol):
 
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
-        if _TCP_INFO is not None and self._socket is not None and self._connect_rtt_ns != 0:
-            try:
-                info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-            except OSError:
-                return self._connect_rtt_ns
-            if len(info) >= _MIN_RTT_OFFSET + 4:
-                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
-                if rtt_us != _NO_SAMPLE:
-                    return cast(int, rtt_us) * 1000
-        return self._connect_rtt_ns
+        return sockets.rtt_min_ns(self._socket, self._connect_rtt_ns)
 
     def set_connect_rtt(self, rtt_ns: int | None) -> None:
         """What the dial knows of the round trip: 0 for a unix socket."""
@@ -178,20 +162,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._rest = b""
         if self._transport is None or self._closed.done() or self._pid != os.getpid():
             return  # in a forked child: the connection is the parent's, who goes on with it
-        if self._socket is not None:
-            # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
-            # alone would tell the server nothing.
-            _shut_down(self._socket)
-        try:
-            self._transport.abort()
-        except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-            below = getattr(
-                getattr(self._transport, "_ssl_protocol", None), "_transport", None
-            )  # TLS has one of its own
-            last_step = getattr(below or self._transport, "_call_connection_lost", None)
-            if last_step is not None:
-                with contextlib.suppress(RuntimeError):
-                    last_step(None)
+        sockets.abort(self._transport, self._socket)
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
@@ -362,13 +333,3 @@ class HTTP1Connection(asyncio.Protocol):
         self._keep_alive = False
         if self._transport is not None:
             self._transport.abort()
-
-
-def _shut_down(of: socket.socket) -> None:
-    # uvloop's transports give a thing that looks like a socket, and raises TypeError for shutdown().
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed already, and has no descriptor
-        twin = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
-        try:
-            twin.shutdown(socket.SHUT_RDWR)
-        finally:
-            twin.detach()
