@@ -160,6 +160,10 @@ class HTTP2Stream:
 class HTTP2Connection(asyncio.Protocol):
     """A connection. Made by :func:`spanwire.net.dial.dial` as its protocol.
 
+    Args:
+        capacity: streams at once until the server has said how many: what it said the last time.
+        on_capacity: told how many the server allows, whenever it says so.
+
     Attributes:
         capacity: streams at once: what the server allows, at most :data:`MAX_STREAMS`. May change at any time.
         arrival_ns: when the bytes that are being handed over arrived.
@@ -174,6 +178,7 @@ class HTTP2Connection(asyncio.Protocol):
         "_ignored",
         "_in_read",
         "_next_id",
+        "_on_capacity",
         "_partial",
         "_pid",
         "_socket",
@@ -190,7 +195,9 @@ class HTTP2Connection(asyncio.Protocol):
         "capacity",
     )
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, *, capacity: int = MAX_STREAMS, on_capacity: Callable[[int], None] | None = None
+    ) -> None:
         self._address = address
         self._pid = os.getpid()
         self._transport: asyncio.Transport | None = None
@@ -211,7 +218,8 @@ class HTTP2Connection(asyncio.Protocol):
         self._why = ""  # the server's reason for going away
         self._write_paused = False
         self._connect_rtt_ns: int | None = None
-        self.capacity = MAX_STREAMS
+        self._on_capacity = on_capacity
+        self.capacity = capacity
         self.arrival_ns = 0
 
     # --- for the transport ------------------------------------------------------------------------------------------
@@ -471,6 +479,8 @@ class HTTP2Connection(asyncio.Protocol):
                 self._on_reset(cast(StreamReset, event))
             elif kind is RemoteSettingsChanged:
                 self.capacity = min(self._engine.remote_settings.max_concurrent_streams, MAX_STREAMS)
+                if self._on_capacity is not None:
+                    self._on_capacity(self.capacity)
             elif kind is ConnectionTerminated:
                 self._on_goaway(cast(ConnectionTerminated, event))
             elif kind is RequestReceived:

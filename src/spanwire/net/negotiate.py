@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from .http1 import HTTP1Connection
@@ -14,20 +15,23 @@ __all__ = ["NegotiatedConnection", "negotiated"]
 class NegotiatedConnection(asyncio.Protocol):
     """Stands in for a connection until the handshake has shown which one it is to be. For :func:`~.dial.dial`.
 
+    Args:
+        http2: makes one of HTTP/2.
+
     Attributes:
         http: the connection, from the end of the handshake on.
     """
 
-    __slots__ = ("_address", "http")
+    __slots__ = ("_address", "_http2", "http")
 
     http: HTTP1Connection | HTTP2Connection
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, http2: Callable[[], HTTP2Connection]) -> None:
         self._address = address
+        self._http2 = http2
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        kind = HTTP2Connection if negotiated(transport) == "h2" else HTTP1Connection
-        self.http = kind(self._address)
+        self.http = self._http2() if negotiated(transport) == "h2" else HTTP1Connection(self._address)
         cast(asyncio.Transport, transport).set_protocol(self.http)
         self.http.connection_made(transport)
 

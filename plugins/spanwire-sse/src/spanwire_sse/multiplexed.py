@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
 
 from spanwire.calls import Call
 from spanwire.endpoint import Endpoint
@@ -21,19 +22,28 @@ from .request import Outline, host_header
 __all__ = ["HTTP2SSEConnection", "dial_http2", "dial_negotiated"]
 
 
-async def dial_http2(endpoint: Endpoint, attempt: Attempt) -> HTTP2Connection:
+async def dial_http2(
+    endpoint: Endpoint, attempt: Attempt, *, capacity: int, on_capacity: Callable[[int], None]
+) -> HTTP2Connection:
     """A connection that speaks HTTP/2: agreed on by ALPN, or without TLS by prior knowledge (RFC 9113 section 3.3).
+
+    ``capacity`` and ``on_capacity``: see :class:`~spanwire.net.http2.HTTP2Connection`.
 
     Raises:
         ConnectionFailed: also when the server does not choose HTTP/2; with phase ``tls``, and not retryable.
     """
+
+    def http2() -> HTTP2Connection:
+        return HTTP2Connection(endpoint.address, capacity=capacity, on_capacity=on_capacity)
+
     if not endpoint.secure:
-        return await dial(endpoint, attempt.marks, lambda: HTTP2Connection(endpoint.address))
+        return await dial(endpoint, attempt.marks, http2)
     try:
-        found = await dial(endpoint, attempt.marks, lambda: NegotiatedConnection(endpoint.address), alpn=("h2",))
+        found = await dial(endpoint, attempt.marks, lambda: NegotiatedConnection(endpoint.address, http2), alpn=("h2",))
     except ConnectionFailed as error:
         cause = error.__cause__
-        if isinstance(cause, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (cause.reason or ""):
+        # The alert of RFC 7301 section 3.2; some releases of OpenSSL have no name for it, only a text.
+        if isinstance(cause, ssl.SSLError) and "no application protocol" in str(cause).lower().replace("_", " "):
             raise _not_spoken(endpoint) from cause
         raise
     if isinstance(found.http, HTTP1Connection):
@@ -42,10 +52,18 @@ async def dial_http2(endpoint: Endpoint, attempt: Attempt) -> HTTP2Connection:
     return found.http
 
 
-async def dial_negotiated(endpoint: Endpoint, attempt: Attempt) -> HTTP1Connection | HTTP2Connection:
+async def dial_negotiated(
+    endpoint: Endpoint, attempt: Attempt, *, capacity: int, on_capacity: Callable[[int], None]
+) -> HTTP1Connection | HTTP2Connection:
     """A connection of the version that the server chooses by ALPN; HTTP/1.1 where it chooses none."""
-    factory = lambda: NegotiatedConnection(endpoint.address)  # noqa: E731
-    return (await dial(endpoint, attempt.marks, factory, alpn=("h2", "http/1.1"))).http
+
+    def http2() -> HTTP2Connection:
+        return HTTP2Connection(endpoint.address, capacity=capacity, on_capacity=on_capacity)
+
+    stand_in = await dial(
+        endpoint, attempt.marks, lambda: NegotiatedConnection(endpoint.address, http2), alpn=("h2", "http/1.1")
+    )
+    return stand_in.http
 
 
 def _not_spoken(endpoint: Endpoint) -> ConnectionFailed:

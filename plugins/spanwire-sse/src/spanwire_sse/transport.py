@@ -33,16 +33,12 @@ class SSETransport:
     """
 
     def __init__(self) -> None:
-        self._learned: dict[Hashable, int] = {}  # capacity of the last connection, where the server chooses
+        self._learned: dict[Hashable, int] = {}  # capacity of the last connection, where it is not always 1
 
     def expect(self, endpoint: Endpoint) -> int:
-        """Exchanges at once: 1 over HTTP/1.1. Where the server chooses, what it chose the last time."""
+        """Exchanges at once: 1 over HTTP/1.1, else what the server allowed, or chose, the last time."""
         version = _http_version(endpoint)
-        if version == "1.1":
-            return 1
-        if version == "2":
-            return _EXPECTED_STREAMS
-        return self._learned.get(_key(endpoint, version), _EXPECTED_STREAMS)
+        return 1 if version == "1.1" else self._learned.get(_key(endpoint, version), _EXPECTED_STREAMS)
 
     def key(self, endpoint: Endpoint) -> Hashable:
         """HTTP sends credentials with each request, so endpoints that differ in them share connections."""
@@ -61,17 +57,27 @@ class SSETransport:
             http = await dial(endpoint, attempt.marks, lambda: HTTP1Connection(endpoint.address))
             http.set_connect_rtt(attempt.marks.rtt_ns)
             return SSEConnection(http)
+        from spanwire.net.http2 import HTTP2Connection
+
         from .multiplexed import HTTP2SSEConnection, dial_http2, dial_negotiated
 
+        key = _key(endpoint, version)
+        learned = self._learned.get(key, _EXPECTED_STREAMS)
+
+        def learn(capacity: int) -> None:
+            self._learned[key] = capacity
+
+        chosen: HTTP1Connection | HTTP2Connection
         if version == "2":
-            multiplexed = await dial_http2(endpoint, attempt)
-            multiplexed.set_connect_rtt(attempt.marks.rtt_ns)
-            return HTTP2SSEConnection(multiplexed)
-        chosen = await dial_negotiated(endpoint, attempt)
+            chosen = await dial_http2(endpoint, attempt, capacity=learned, on_capacity=learn)
+        else:
+            before = learned if learned > 1 else _EXPECTED_STREAMS
+            chosen = await dial_negotiated(endpoint, attempt, capacity=before, on_capacity=learn)
         chosen.set_connect_rtt(attempt.marks.rtt_ns)
-        connection = SSEConnection(chosen) if isinstance(chosen, HTTP1Connection) else HTTP2SSEConnection(chosen)
-        self._learned[_key(endpoint, version)] = 1 if connection.protocol == "http/1.1" else _EXPECTED_STREAMS
-        return connection
+        if isinstance(chosen, HTTP1Connection):
+            learn(1)
+            return SSEConnection(chosen)
+        return HTTP2SSEConnection(chosen)
 
 
 def _http_version(endpoint: Endpoint) -> str:
