@@ -33,7 +33,7 @@ from h2.events import (
     StreamEnded,
     StreamReset,
 )
-from h2.exceptions import DenialOfServiceError, InvalidBodyLengthError
+from h2.exceptions import DenialOfServiceError, InvalidBodyLengthError, NoSuchStreamError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import DataFrame, WindowUpdateFrame
 
@@ -676,4 +676,6 @@ def _words(error: Exception) -> str:
         return f"a head over {MAX_HEAD_BYTES} bytes"
     if isinstance(error, InvalidBodyLengthError):
         return f"{error.actual_length} bytes where its content-length says {error.expected_length}"
+    if isinstance(error, NoSuchStreamError):  # whose own words are the number alone
+        return f"something that is not HTTP/2 (a frame of stream {error.stream_id}, which is not open)"
     return f"something that is not HTTP/2 ({str(error) or type(error).__name__})"
