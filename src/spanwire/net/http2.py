@@ -369,10 +369,10 @@ class HTTP2Connection(asyncio.Protocol):
         data = self._engine.data_to_send()
         if not data or self._pid != os.getpid() or self._transport.is_closing():
             return
-        try:
+        if self._closed.get_loop().is_closed():
+            self.abort()  # nobody else will ever end the connection
+        else:
             self._transport.write(data)
-        except RuntimeError:  # the loop is closed, and nothing will ever be written
-            self.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 

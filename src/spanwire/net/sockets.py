@@ -26,7 +26,7 @@ def rtt_min_ns(of: socket.socket | None, connect_rtt_ns: int | None) -> int | No
     if _TCP_INFO is not None and of is not None and connect_rtt_ns != 0:
         try:
             info = of.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: uvloop's, when its loop was closed
             return connect_rtt_ns
         if len(info) >= _MIN_RTT_OFFSET + 4:
             (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)

@@ -1249,11 +1249,11 @@ def test_a_closed_loop_leaves_no_socket_open() -> None:
         connection, stream, recorder = loop.run_until_complete(connect())
         peer, _ = listening.accept()
         loop.close()
-        stream.leave(recorder)
-        connection.abort()
+        stream.leave(recorder)  # ends the connection: nobody else will
         with peer:
             while peer.recv(1 << 16):
                 pass
+        connection.abort()
         del connection, stream
         gc.collect()  # a socket left open would warn
 
