@@ -30,8 +30,12 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILU
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
-async def dial(endpoint: Endpoint, marks: Marks, factory: Callable[[], _P]) -> _P:
+async def dial(
+    endpoint: Endpoint, marks: Marks, factory: Callable[[], _P], *, alpn: tuple[str, ...] = ("http/1.1",)
+) -> _P:
     """Connect to the endpoint's host, or its unix socket, and return the protocol that now has the connection.
+
+    ``alpn``: what TLS offers the server to speak, the best one first.
 
     Raises:
         ConnectionFailed: with the phase in which it failed.
@@ -39,8 +43,8 @@ async def dial(endpoint: Endpoint, marks: Marks, factory: Callable[[], _P]) -> _
     """
     _refuse_proxy(endpoint)
     if endpoint.uds is not None:
-        return await _dial_unix(endpoint, endpoint.uds, marks, factory)
-    context = context_for(endpoint.tls) if endpoint.secure else None
+        return await _dial_unix(endpoint, endpoint.uds, marks, factory, alpn)
+    context = context_for(endpoint.tls, alpn=alpn) if endpoint.secure else None
     addresses = await _resolve(endpoint, marks)
     sock = await _connect(endpoint, addresses, marks)
     return await _adopt(endpoint, sock, context, marks, factory)
@@ -133,10 +137,12 @@ def _end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-async def _dial_unix(endpoint: Endpoint, path: str, marks: Marks, factory: Callable[[], _P]) -> _P:
+async def _dial_unix(
+    endpoint: Endpoint, path: str, marks: Marks, factory: Callable[[], _P], alpn: tuple[str, ...]
+) -> _P:
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("Endpoint.uds: this system has no unix sockets")
-    context = context_for(endpoint.tls) if endpoint.secure else None
+    context = context_for(endpoint.tls, alpn=alpn) if endpoint.secure else None
     marks.begin("connect", time.perf_counter_ns())
     try:
         _, protocol = await asyncio.get_running_loop().create_unix_connection(

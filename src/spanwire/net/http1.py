@@ -7,36 +7,22 @@ be used again. The bytes of an answer go to a :class:`~spanwire.net.carrier.Sink
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
-import struct
-import sys
 import time
 from typing import cast
 
 import httptools
 
 from ..errors import ConnectionFailed, ProtocolError, SpanwireError
+from . import sockets
 from .carrier import Sink
 
 __all__ = ["MAX_HEAD_BYTES", "HTTP1Connection"]
 
 #: llhttp sets no limit of its own; 64 KiB is what nginx, Node and h11 take at most by default, rounded up.
 MAX_HEAD_BYTES = 64 * 1024
-#: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
-_MIN_RTT = struct.Struct("=I")
-_MIN_RTT_OFFSET = 148
-_NO_SAMPLE = 0xFFFFFFFF
-_RTT_FRESH_NS = 1_000_000_000
-_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 #: A request over this size is written in pieces, in bytes: what the kernel's buffer takes at once, or a few times that.
 _PIECE_BYTES = 64 * 1024
-#: How much of a request may lie in the kernel's buffer unsent, in bytes (Linux, macOS). Without this limit the kernel takes
-#: up to 4 MiB at once, and ``send`` ends long before the upload does: what is left of it would be counted as the
-#: server's. A large one costs no throughput, since nothing is taken from what is on its way.
-_UNSENT_BYTES = 64 * 1024
-_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 #: Left of the server's ``Keep-Alive: timeout``, so that a request does not cross its close on the wire.
 _KEEP_ALIVE_MARGIN_S = 1.0
 
@@ -65,7 +51,6 @@ class HTTP1Connection(asyncio.Protocol):
         "_body",
         "_body_end",
         "_closed",
-        "_connect_rtt_ns",
         "_final",
         "_head_bytes",
         "_headers",
@@ -76,10 +61,8 @@ class HTTP1Connection(asyncio.Protocol):
         "_parser",
         "_pid",
         "_rest",
-        "_rtt_asked_ns",
-        "_rtt_ns",
+        "_round_trip",
         "_sink",
-        "_socket",
         "_transport",
         "_until_eof",
         "_write_paused",
@@ -93,7 +76,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._address = address
         self._pid = os.getpid()
         self._transport: asyncio.Transport | None = None
-        self._socket: socket.socket | None = None
+        self._round_trip = sockets.RoundTrip()
         self._body: list[bytes] = []  # of one read, in the pieces that its chunks make
         self._body_end = -1  # as many of them belong to the answer, once that has ended; -1 before
         # Looked up once, by the parser: a call of Python for every chunk costs more than all the parsing.
@@ -111,9 +94,6 @@ class HTTP1Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._write_paused = False
         self._rest: memoryview | bytes = b""
-        self._connect_rtt_ns: int | None = None
-        self._rtt_ns: int | None = None
-        self._rtt_asked_ns = 0
         self.arrival_ns = 0
         self.first_arrival_ns = 0
         self.paused = False
@@ -176,28 +156,12 @@ class HTTP1Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def rtt_min_ns(self) -> int | None:
-        """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown.
-
-        Asked of the kernel at most once a second: it is a minimum over minutes.
-        """
-        if _TCP_INFO is None or self._socket is None or self._connect_rtt_ns == 0:
-            return self._connect_rtt_ns
-        now_ns = time.perf_counter_ns()
-        if self._rtt_ns is None or now_ns - self._rtt_asked_ns > _RTT_FRESH_NS:
-            try:
-                info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + 4)
-            except OSError:
-                return self._rtt_ns or self._connect_rtt_ns
-            if len(info) >= _MIN_RTT_OFFSET + 4:
-                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
-                if rtt_us != _NO_SAMPLE:
-                    self._rtt_ns = cast(int, rtt_us) * 1000
-                    self._rtt_asked_ns = now_ns
-        return self._rtt_ns if self._rtt_ns is not None else self._connect_rtt_ns
+        """See :meth:`spanwire.net.sockets.RoundTrip.min_ns`."""
+        return self._round_trip.min_ns()
 
     def set_connect_rtt(self, rtt_ns: int | None) -> None:
         """What the dial knows of the round trip: 0 for a unix socket."""
-        self._connect_rtt_ns = rtt_ns
+        self._round_trip.connect_ns = rtt_ns
 
     async def aclose(self) -> None:
         """Close in order and wait until it is done."""
@@ -215,20 +179,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._rest = b""
         if self._transport is None or self._closed.done() or self._pid != os.getpid():
             return  # in a forked child: the connection is the parent's, who goes on with it
-        if self._socket is not None:
-            # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
-            # alone would tell the server nothing.
-            _shut_down(self._socket)
-        try:
-            self._transport.abort()
-        except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-            below = getattr(
-                getattr(self._transport, "_ssl_protocol", None), "_transport", None
-            )  # TLS has one of its own
-            last_step = getattr(below or self._transport, "_call_connection_lost", None)
-            if last_step is not None:
-                with contextlib.suppress(RuntimeError):
-                    last_step(None)
+        sockets.abort(self._transport, self._round_trip.socket)
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
@@ -237,10 +188,8 @@ class HTTP1Connection(asyncio.Protocol):
         # Told as soon as the kernel does not take everything, so that the end of a large prompt's upload is seen. Not
         # high=0: with TLS, asyncio then pauses at every write and never says that writing goes on.
         self._transport.set_write_buffer_limits(high=1, low=0)
-        self._socket = transport.get_extra_info("socket")
-        if _NOTSENT_LOWAT is not None and self._socket is not None:
-            with contextlib.suppress(OSError):  # a unix socket: the server reads what is written
-                self._socket.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._round_trip.socket = transport.get_extra_info("socket")
+        sockets.limit_unsent(self._round_trip.socket)
 
     def data_received(self, data: bytes) -> None:
         now_ns = self.arrival_ns = time.perf_counter_ns()
@@ -421,13 +370,3 @@ class HTTP1Connection(asyncio.Protocol):
         self._keep_alive = False
         if self._transport is not None:
             self._transport.abort()
-
-
-def _shut_down(of: socket.socket) -> None:
-    # uvloop's transports give a thing that looks like a socket, and raises TypeError for shutdown().
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed already, and has no descriptor
-        twin = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
-        try:
-            twin.shutdown(socket.SHUT_RDWR)
-        finally:
-            twin.detach()

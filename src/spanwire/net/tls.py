@@ -16,20 +16,22 @@ __all__ = ["context_for"]
 _lock = threading.Lock()
 
 
-def context_for(tls: TLS) -> ssl.SSLContext:
+def context_for(tls: TLS, *, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
     """The context of this configuration, made once and shared by all connections.
+
+    ``alpn``: the protocols to offer, the best one first.
 
     Raises:
         ConfigurationError: a file of ``Endpoint.tls`` is missing or is not what it should be.
     """
     with _lock:
-        return _build(tls)
+        return _build(tls, alpn)
 
 
 @lru_cache(maxsize=64)
-def _build(tls: TLS) -> ssl.SSLContext:
+def _build(tls: TLS, alpn: tuple[str, ...]) -> ssl.SSLContext:
     context = _trusting(tls.ca)
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(list(alpn))
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -1,0 +1,95 @@
+"""What our connections do with the socket itself, whichever version of HTTP runs on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+import time
+from typing import cast
+
+__all__ = ["RoundTrip", "abort", "limit_unsent"]
+
+#: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
+_MIN_RTT = struct.Struct("=I")
+_MIN_RTT_OFFSET = 148
+_NO_SAMPLE = 0xFFFFFFFF
+_TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
+_FRESH_NS = 1_000_000_000
+#: How much of a request may lie in the kernel's buffer unsent, in bytes (Linux, macOS). Without this limit the kernel takes
+#: up to 4 MiB at once, and ``send`` ends long before the upload does: what is left of it would be counted as the
+#: server's. A large one costs no throughput, since nothing is taken from what is on its way.
+_UNSENT_BYTES = 64 * 1024
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+class RoundTrip:
+    """What is known of the round trip to the peer.
+
+    Attributes:
+        socket: of the connection, None before it is made.
+        connect_ns: what the TCP connect took; 0 for a unix socket; None if unknown.
+    """
+
+    __slots__ = ("_asked_ns", "_min_ns", "connect_ns", "socket")
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.connect_ns: int | None = None
+        self._min_ns: int | None = None
+        self._asked_ns = 0
+
+    def min_ns(self) -> int | None:
+        """The kernel's minimum round trip to the peer (Linux), else what the connect took; None if unknown.
+
+        Asked of the kernel at most once a second: it is a minimum over minutes.
+        """
+        if _TCP_INFO is None or self.socket is None or self.connect_ns == 0:
+            return self.connect_ns
+        now_ns = time.perf_counter_ns()
+        if self._min_ns is None or now_ns - self._asked_ns > _FRESH_NS:
+            self._asked_ns = now_ns
+            try:
+                info = self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + 4)
+            except (OSError, ValueError):  # ValueError: uvloop's, when its loop was closed
+                info = b""
+            if len(info) >= _MIN_RTT_OFFSET + 4:
+                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
+                if rtt_us != _NO_SAMPLE:
+                    self._min_ns = cast(int, rtt_us) * 1000
+        return self._min_ns if self._min_ns is not None else self.connect_ns
+
+
+def limit_unsent(of: socket.socket | None) -> None:
+    """Keep at most ``_UNSENT_BYTES`` of what is written unsent in the kernel, where it can."""
+    if _NOTSENT_LOWAT is not None and of is not None:
+        with contextlib.suppress(OSError):  # a unix socket: the server reads what is written
+            of.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
+    """Close at once, also on a closed loop. Never for a connection of the parent in a forked child."""
+    if of is not None:
+        # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
+        # alone would tell the server nothing.
+        _shut_down(of)
+    try:
+        transport.abort()
+    except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
+        below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)  # TLS has one of its own
+        last_step = getattr(below or transport, "_call_connection_lost", None)
+        if last_step is not None:
+            with contextlib.suppress(RuntimeError):
+                last_step(None)
+
+
+def _shut_down(of: socket.socket) -> None:
+    # uvloop's transports give a thing that looks like a socket, and raises TypeError for shutdown().
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed already, and has no descriptor
+        twin = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
+        try:
+            twin.shutdown(socket.SHUT_RDWR)
+        finally:
+            twin.detach()

@@ -1,0 +1,84 @@
+"""What is known of a socket, and closing it, also when its loop is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+from spanwire.net import sockets
+
+
+def uvloop_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+LOOPS = [
+    asyncio.new_event_loop,
+    pytest.param(uvloop_loop, marks=pytest.mark.skipif(sys.platform == "win32", reason="there is no uvloop")),
+]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_on_a_loop_that_was_closed(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # uvloop tells at once what is open, whoever owns it
+        loop = new_loop()
+        transport, _ = loop.run_until_complete(loop.create_connection(asyncio.Protocol, *listening.getsockname()))
+        peer, _ = listening.accept()
+        of = transport.get_extra_info("socket")
+        known, asked_late = round_trip(of, 5), round_trip(of, 5)
+        before = known.min_ns()
+        assert before is not None
+        loop.close()
+        assert known.min_ns() == before
+        assert asked_late.min_ns() in (5, before)
+        sockets.abort(transport, of)
+        assert round_trip(of, 5).min_ns() == 5
+        assert known.min_ns() == before
+        with peer:
+            assert peer.recv(1) == b""
+        del transport
+        gc.collect()
+
+
+def test_the_kernel_is_asked_again_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as of:
+        known = round_trip(of, 5)
+        before = known.min_ns()
+        of.close()
+        assert known.min_ns() == before  # not asked: a closed socket would have no answer
+        monkeypatch.setattr(sockets, "_FRESH_NS", 0)
+        assert known.min_ns() == before  # asked, without one
+
+
+def test_a_unix_socket_has_no_round_trip_and_what_is_unknown_stays_so() -> None:
+    assert round_trip(None, 0).min_ns() == 0
+    assert round_trip(None, None).min_ns() is None
+    with socket.socket() as unconnected:
+        assert round_trip(unconnected, 0).min_ns() == 0
+        assert round_trip(unconnected, 7).min_ns() == 7
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such limit")
+def test_little_is_left_unsent_in_the_kernel_and_a_unix_socket_is_left_alone() -> None:
+    with socket.socket() as of:
+        sockets.limit_unsent(of)
+        assert of.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 * 1024
+    with socket.socket(socket.AF_UNIX) as local:
+        sockets.limit_unsent(local)
+    sockets.limit_unsent(None)
+
+
+def round_trip(of: socket.socket | None, connect_ns: int | None) -> sockets.RoundTrip:
+    made = sockets.RoundTrip()
+    made.socket, made.connect_ns = of, connect_ns
+    return made
