@@ -21,7 +21,7 @@ A transport never retries, sleeps for back-off, opens spans or queues: the manag
 Rules:
 
 * ``attempt.released()`` is called exactly once for each started exchange: when it has left the connection (end of its
-  message, abort, break), and for a multiplexed one at its terminal event.
+  message, abort, break); of a multiplexed connection when its stream is closed.
 * What arrived before a failure is delivered before the error. Arrival is marked when bytes arrive, not when they are
   asked for.
 * ``abort()`` is idempotent, never raises, and tells the server to stop. A pending ``read`` then returns empty; with an

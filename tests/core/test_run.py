@@ -14,7 +14,7 @@ import pytest
 from spanwire_sse.transport import SSETransport
 
 import spanwire
-from spanwire import errors
+from spanwire import errors, pool
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Request, Script
 from spanwire.transport import Attempt, Connection
@@ -133,8 +133,9 @@ def test_what_had_arrived_before_a_limit_is_delivered_before_its_error() -> None
         run(body)
 
 
-def test_leaving_after_the_finish_reason_keeps_the_connection() -> None:
+def test_leaving_after_the_finish_reason_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only usage and the end are to come: nobody has to be stopped."""
+    monkeypatch.setattr(pool, "FINISH_WAIT_NS", 3600 * 10**9)  # however late this machine hears of the end
     with serving(default=lambda _request: hello(end_s=0.02)) as server:
 
         async def body() -> None:
