@@ -26,7 +26,9 @@ __all__ = [
 @hookimpl
 def register_transports() -> list[TransportSpec]:
     """``sse``, for ``http`` and ``https``."""
-    return [TransportSpec(name="sse", schemes=("http", "https"), factory=SSETransport)]
+    return [
+        TransportSpec(name="sse", schemes=("http", "https"), factory=SSETransport, options=frozenset({"http_client"}))
+    ]
 
 
 @hookimpl

@@ -12,6 +12,7 @@ from spanwire.net.http1 import HTTP1Connection
 from spanwire.net.tls import context_for
 from spanwire.transport import Attempt, Connection, Exchange
 
+from .client import CAPACITY, ClientConnection, check_client
 from .codec import Codec
 from .exchange import HTTPExchange
 from .request import Outline
@@ -23,17 +24,21 @@ class SSETransport:
     """Makes connections for ``http://`` and ``https://`` endpoints."""
 
     def expect(self, endpoint: Endpoint) -> int:
-        """One exchange at a time."""
-        return 1
+        """One exchange at a time; any number on a client that the user brings."""
+        return CAPACITY if "http_client" in endpoint.options else 1
 
     def key(self, endpoint: Endpoint) -> Hashable:
         """HTTP sends credentials with each request, so endpoints that differ in them share connections."""
-        if endpoint.secure:
+        if "http_client" in endpoint.options:
+            check_client(endpoint)
+        elif endpoint.secure:
             context_for(endpoint.tls)  # refuses bad files here; reading the system's certificates takes a while
         return endpoint.connection_key()
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> Connection:
         """Dial; marks dns, tcp, tls. Raises ConnectionFailed, ConfigurationError."""
+        if "http_client" in endpoint.options:
+            return ClientConnection(endpoint)  # it connects by itself, when it is first used
         http = await dial(endpoint, attempt.marks, lambda: HTTP1Connection(endpoint.address))
         http.set_connect_rtt(attempt.marks.rtt_ns)
         return SSEConnection(http)
