@@ -10,7 +10,7 @@ import sys
 import time
 from typing import cast
 
-__all__ = ["RoundTrip", "abort", "limit_unsent"]
+__all__ = ["RoundTrip", "abort", "limit_unsent", "min_rtt_ns"]
 
 #: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
 _MIN_RTT = struct.Struct("=I")
@@ -23,6 +23,20 @@ _FRESH_NS = 1_000_000_000
 #: server's. A large one costs no throughput, since nothing is taken from what is on its way.
 _UNSENT_BYTES = 64 * 1024
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+def min_rtt_ns(of: socket.socket) -> int | None:
+    """The kernel's minimum round trip to the peer, in ns (Linux); None if it does not know."""
+    if _TCP_INFO is None:
+        return None
+    try:
+        info = of.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + _MIN_RTT.size)
+    except (OSError, ValueError, TypeError):  # closed, a unix socket, uvloop's when its loop was closed
+        return None
+    if len(info) < _MIN_RTT_OFFSET + _MIN_RTT.size:  # an old kernel
+        return None
+    (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
+    return None if rtt_us == _NO_SAMPLE else cast(int, rtt_us) * 1000
 
 
 class RoundTrip:
@@ -46,19 +60,14 @@ class RoundTrip:
 
         Asked of the kernel at most once a second: it is a minimum over minutes.
         """
-        if _TCP_INFO is None or self.socket is None or self.connect_ns == 0:
+        if self.socket is None or self.connect_ns == 0:
             return self.connect_ns
         now_ns = time.perf_counter_ns()
         if self._min_ns is None or now_ns - self._asked_ns > _FRESH_NS:
             self._asked_ns = now_ns
-            try:
-                info = self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + 4)
-            except (OSError, ValueError):  # ValueError: uvloop's, when its loop was closed
-                info = b""
-            if len(info) >= _MIN_RTT_OFFSET + 4:
-                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
-                if rtt_us != _NO_SAMPLE:
-                    self._min_ns = cast(int, rtt_us) * 1000
+            found_ns = min_rtt_ns(self.socket)
+            if found_ns is not None:
+                self._min_ns = found_ns
         return self._min_ns if self._min_ns is not None else self.connect_ns
 
 

@@ -13,6 +13,7 @@ from spanwire.net.http1 import HTTP1Connection
 from spanwire.net.tls import context_for
 from spanwire.transport import Attempt, Connection, Exchange
 
+from .client import CAPACITY, ClientConnection, check_client
 from .codec import Codec
 from .exchange import HTTPExchange
 from .request import Outline
@@ -28,7 +29,8 @@ _ALPN = {"1.1": ("http/1.1",), "2": ("h2",), "auto": ("h2", "http/1.1")}
 class SSETransport:
     """Makes connections for ``http://`` and ``https://`` endpoints.
 
-    ``Endpoint(options={"http_version": ...})``: ``"1.1"`` (the default), ``"2"`` (nothing else will do), or ``"auto"``
+    ``Endpoint(options={"http_client": client})``: an ``httpx`` or ``httpx2`` client carries the calls, see
+    :mod:`spanwire_sse.client`. ``Endpoint(options={"http_version": ...})``: ``"1.1"`` (the default), ``"2"`` (nothing else will do), or ``"auto"``
     (the server chooses in the TLS handshake; without TLS there is none, and it is 1.1).
     """
 
@@ -36,12 +38,17 @@ class SSETransport:
         self._learned: dict[Hashable, int] = {}  # capacity of the last connection, where it is not always 1
 
     def expect(self, endpoint: Endpoint) -> int:
-        """Exchanges at once: 1 over HTTP/1.1, else what the server allowed, or chose, the last time."""
+        """Exchanges at once: 1 over HTTP/1.1; over HTTP/2 what the server allowed, or chose, the last time."""
+        if "http_client" in endpoint.options:
+            return CAPACITY
         version = _http_version(endpoint)
         return 1 if version == "1.1" else self._learned.get(_key(endpoint, version), _EXPECTED_STREAMS)
 
     def key(self, endpoint: Endpoint) -> Hashable:
         """HTTP sends credentials with each request, so endpoints that differ in them share connections."""
+        if "http_client" in endpoint.options:
+            check_client(endpoint)
+            return endpoint.connection_key()
         version = _http_version(endpoint)
         if version != "1.1":
             _load_http2(endpoint)
@@ -52,6 +59,8 @@ class SSETransport:
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> Connection:
         """Dial; marks dns, tcp, tls. Raises ConnectionFailed, ConfigurationError."""
+        if "http_client" in endpoint.options:
+            return ClientConnection(endpoint)  # it connects by itself, when it is first used
         version = _http_version(endpoint)
         if version == "1.1":
             http = await dial(endpoint, attempt.marks, lambda: HTTP1Connection(endpoint.address))
