@@ -19,6 +19,8 @@ import httptools
 
 from ..errors import ConnectionFailed, ProtocolError, SpanwireError
 from .carrier import Sink
+from .failures import certificate_refused
+from .tls import remember_session
 
 __all__ = ["MAX_HEAD_BYTES", "HTTP1Connection"]
 
@@ -55,9 +57,12 @@ class HTTP1Connection(asyncio.Protocol):
         "_keep_alive_until_ns",
         "_parser",
         "_pid",
+        "_refused",
         "_rest",
+        "_session_kept",
         "_sink",
         "_socket",
+        "_through_proxy",
         "_transport",
         "_until_eof",
         "_write_paused",
@@ -84,6 +89,9 @@ class HTTP1Connection(asyncio.Protocol):
         self._write_paused = False
         self._rest: memoryview | bytes = b""
         self._connect_rtt_ns: int | None = None
+        self._through_proxy = False
+        self._session_kept = False
+        self._refused: ConnectionFailed | None = None
         self.arrival_ns = 0
         self.first_arrival_ns = 0
         self.paused = False
@@ -93,7 +101,7 @@ class HTTP1Connection(asyncio.Protocol):
     def send(self, request: bytes, sink: Sink) -> bool:
         """Write a whole request. Returns whether it is in the kernel's buffer already; else ``sink.on_sent`` follows."""
         if self._transport is None or self._sink is not None or not self.usable():
-            raise ConnectionFailed(
+            raise self._refused or ConnectionFailed(
                 "the connection was closed before the request was sent", endpoint=self._address, phase="send"
             )
         self._sink = sink
@@ -147,6 +155,8 @@ class HTTP1Connection(asyncio.Protocol):
 
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
+        if self._through_proxy:
+            return None
         if _TCP_INFO is not None and self._socket is not None and self._connect_rtt_ns != 0:
             try:
                 info = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
@@ -158,9 +168,10 @@ class HTTP1Connection(asyncio.Protocol):
                     return cast(int, rtt_us) * 1000
         return self._connect_rtt_ns
 
-    def set_connect_rtt(self, rtt_ns: int | None) -> None:
-        """What the dial knows of the round trip: 0 for a unix socket."""
+    def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
+        """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
         self._connect_rtt_ns = rtt_ns
+        self._through_proxy = through_proxy
 
     async def aclose(self) -> None:
         """Close in order and wait until it is done."""
@@ -185,10 +196,10 @@ class HTTP1Connection(asyncio.Protocol):
         try:
             self._transport.abort()
         except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-            below = getattr(
-                getattr(self._transport, "_ssl_protocol", None), "_transport", None
-            )  # TLS has one of its own
-            last_step = getattr(below or self._transport, "_call_connection_lost", None)
+            bottom: object = self._transport
+            while (below := getattr(getattr(bottom, "_ssl_protocol", None), "_transport", None)) is not None:
+                bottom = below  # TLS has a transport of its own, and TLS inside TLS (an https:// proxy) has two
+            last_step = getattr(bottom, "_call_connection_lost", None)
             if last_step is not None:
                 with contextlib.suppress(RuntimeError):
                     last_step(None)
@@ -236,7 +247,10 @@ class HTTP1Connection(asyncio.Protocol):
         if not self._closed.done():
             self._closed.set_result(None)
         sink, self._sink = self._sink, None
+        # After an answer an alert means something else.
+        refused = None if self._session_kept else certificate_refused(self._address, error)
         if sink is None:
+            self._refused = refused
             return
         self.arrival_ns = time.perf_counter_ns()
         if self._until_eof and error is None and not self._in_head:
@@ -247,7 +261,7 @@ class HTTP1Connection(asyncio.Protocol):
             what, phase = "the connection broke in the middle of the answer", "read"
         else:
             what, phase = "the connection was closed before anything of the answer came", "wait"
-        failed = ConnectionFailed(f"{what}{words}", endpoint=self._address, phase=phase)
+        failed = refused or ConnectionFailed(f"{what}{words}", endpoint=self._address, phase=phase)
         failed.__cause__ = error
         sink.on_lost(failed)
 
@@ -305,6 +319,10 @@ class HTTP1Connection(asyncio.Protocol):
             return
         sink, self._sink = self._sink, None
         self._final = False
+        if not self._session_kept:
+            self._session_kept = True
+            if self._transport is not None:
+                remember_session(self._transport.get_extra_info("ssl_object"))
         if self._keep_alive and not self._parser.should_keep_alive():
             self._keep_alive = False
         self._hear_keep_alive()
