@@ -155,7 +155,7 @@ async def _adopt(
         part = "tls" if proxy is None else "proxy"
         host, port = endpoint.origin[1:] if proxy is None else (proxy.host, proxy.port)
         marks.begin(part, time.perf_counter_ns())
-        with handshake_with(host, port):
+        with handshake_with(context, host, port):
             _, protocol = await loop.create_connection(factory, sock=sock, ssl=context, server_hostname=host)
         marks.end(part, time.perf_counter_ns())
         return protocol

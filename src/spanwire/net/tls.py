@@ -202,11 +202,16 @@ class _ResumingContext(ssl.SSLContext):
 
 
 @contextlib.contextmanager
-def handshake_with(host: str, port: int) -> Iterator[None]:
-    """The handshake that begins inside is one with this server, and may resume its session."""
+def handshake_with(context: ssl.SSLContext, host: str, port: int) -> Iterator[None]:
+    """The handshake that is made inside is one with this server, and may resume its session."""
     token = _peer.set((host, port))
     try:
         yield
+    except OSError:  # perhaps for the session's sake: the next handshake begins without
+        if isinstance(context, _ResumingContext):
+            with _lock:
+                context.sessions.pop((host, port), None)
+        raise
     finally:
         _peer.reset(token)
 

@@ -182,22 +182,13 @@ async def connect_through(
     Raises:
         ConnectionFailed: phase ``proxy`` or ``tls``. The socket is closed, as it is when this is cancelled.
     """
-    loop = asyncio.get_running_loop()
     marks.begin("proxy", time.perf_counter_ns())
+    bottom: asyncio.Transport | None = None
     try:
-        with handshake_with(proxy.host, proxy.port):
-            transport, waiting = await loop.create_connection(
-                _Waiting, sock=sock, ssl=outer, server_hostname=proxy.host if outer else None
-            )
-    except OSError as error:
-        shut_down(sock)
-        if outer is None:
-            raise connect_failed(endpoint, "proxy", f"the proxy {proxy} hung up", error) from error
-        raise tls_failed(endpoint, outer, error, proxy) from error
-    except BaseException:
-        shut_down(sock)
-        raise
-    try:
+        bottom, waiting = await asyncio.get_running_loop().create_connection(_Waiting, sock=sock)
+        transport = bottom
+        if outer is not None:
+            transport = await _start_tls(bottom, waiting, outer, proxy.host, proxy.port)
         await _ask(endpoint, proxy, transport, waiting, secure=inner is not None)
         marks.end("proxy", time.perf_counter_ns())
         if inner is None:
@@ -207,10 +198,27 @@ async def connect_through(
             if waiting.answer.rest:
                 protocol.data_received(waiting.answer.rest)
             return protocol
-        return await _start_tls(endpoint, transport, inner, marks, factory)
-    except BaseException:
-        transport.abort()
-        raise
+        marks.begin("tls", time.perf_counter_ns())
+        gate = _Gate()
+        transport = await _start_tls(transport, gate, inner, *endpoint.origin[1:])
+        marks.end("tls", time.perf_counter_ns())
+        protocol = factory()
+        gate.open(transport, protocol)
+        return protocol
+    except BaseException as error:
+        # The lowest transport: those of TLS do not close it in every state, and not in every release of Python.
+        if bottom is None:
+            shut_down(sock)
+        else:
+            bottom.abort()
+        if not isinstance(error, OSError):
+            raise
+        if marks.begun_ns("tls"):
+            assert inner is not None
+            raise tls_failed(endpoint, inner, error) from error
+        if outer is None:
+            raise connect_failed(endpoint, "proxy", f"the proxy {proxy} hung up", error) from error
+        raise tls_failed(endpoint, outer, error, proxy) from error
 
 
 async def _ask(
@@ -250,22 +258,22 @@ def _connect_request(endpoint: Endpoint, proxy: Proxy) -> bytes:
 
 
 async def _start_tls(
-    endpoint: Endpoint, transport: asyncio.Transport, context: ssl.SSLContext, marks: Marks, factory: Callable[[], _P]
-) -> _P:
-    _, host, port = endpoint.origin
-    gate = _Gate()
-    marks.begin("tls", time.perf_counter_ns())
+    transport: asyncio.Transport, protocol: asyncio.Protocol, context: ssl.SSLContext, host: str, port: int
+) -> asyncio.Transport:
+    """Raises OSError, of which ssl.SSLError is one."""
+    loop = asyncio.get_running_loop()
     try:
-        with handshake_with(host, port):
-            inside = await asyncio.get_running_loop().start_tls(transport, gate, context, server_hostname=host)
-        if inside is None:
-            raise ConnectionResetError("the connection was closed")
-    except OSError as error:
-        raise tls_failed(endpoint, context, error) from error
-    marks.end("tls", time.perf_counter_ns())
-    protocol = factory()
-    gate.open(inside, protocol)
-    return protocol
+        with handshake_with(context, host, port):
+            inside = await loop.start_tls(transport, protocol, context, server_hostname=host)
+    except TypeError as error:
+        # CPython up to 3.11.7 and 3.12.1 cannot close TLS in TLS for a reason, and so loses it.
+        reason = error.__context__
+        while reason is not None and not isinstance(reason, OSError):
+            reason = reason.__context__
+        raise reason or error from None
+    if inside is None:
+        raise ConnectionResetError("the connection was closed")
+    return inside
 
 
 def _failed(endpoint: Endpoint, what: str, *, retryable: bool = True) -> ConnectionFailed:
@@ -326,5 +334,7 @@ async def socks_through(endpoint: Endpoint, proxy: Proxy, marks: Marks) -> socke
         raise connect_failed(endpoint, "proxy", what, error, retryable=again) from error
     except (OSError, ValueError) as error:  # ValueError: a name that IDNA does not take, an answer out of shape
         raise connect_failed(endpoint, "proxy", f"the proxy {proxy} failed", error) from error
+    # Small writes go out at once. asyncio sees to it only where a socket says that it is TCP's, which these do not.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     marks.end("proxy", time.perf_counter_ns())
     return sock

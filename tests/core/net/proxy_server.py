@@ -30,6 +30,7 @@ class ProxyServer:
     Attributes:
         seen: request lines of HTTP (`CONNECT h:1`), and `socks5 h:1`, one for each request, in order.
         headers: of the last HTTP request, names in lower case.
+        certificates: what the clients of its TLS have shown.
         connections: how many came, in all; `open`: of these, how many are still there.
     """
 
@@ -45,6 +46,7 @@ class ProxyServer:
         self.auth, self.tls, self.answer, self.then_close, self.silent = auth, tls, answer, then_close, silent
         self.seen: list[str] = []
         self.headers: dict[str, str] = {}
+        self.certificates: list[Any] = []
         self.connections = 0
         self.open = 0
         self._changed = threading.Condition()
@@ -94,6 +96,7 @@ class ProxyServer:
         async def accept() -> None:
             while True:
                 sock, _ = await self._loop.sock_accept(listener)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does for its own servers only
                 task = asyncio.create_task(self._connection(sock))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -114,6 +117,8 @@ class ProxyServer:
             protocol = asyncio.StreamReaderProtocol(reader)
             transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, sock, ssl=self.tls)
             writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+            if self.tls is not None:
+                self.certificates.append(writer.get_extra_info("ssl_object").getpeercert() or None)
             await self._speak(reader, writer)
         except (OSError, EOFError, ValueError):
             pass
@@ -226,8 +231,6 @@ class ProxyServer:
             pumps = [asyncio.create_task(pump(reader, up_writer)), asyncio.create_task(pump(up_reader, writer))]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                if writer.can_write_eof() or not self.tls:
-                    await writer.drain()
             finally:
                 for task in pumps:
                     task.cancel()
@@ -280,6 +283,56 @@ class ProxyServer:
             host = (await reader.readuntil(b"\0"))[:-1].decode()
         self.note(f"socks4 {user}@{host}:{port}" if user else f"socks4 {host}:{port}")
         await self._tunnel(reader, writer, host, port, b"\x00\x5a" + bytes(6))
+
+
+class Target:
+    """What a proxy connects to: a server of blocking sockets, one thread for each connection.
+
+    Nothing of it lives on the loop under test, so whatever is left there was left by the client.
+    """
+
+    def __init__(self, handler: Callable[[socket.socket], None], tls: ssl.SSLContext | None = None) -> None:
+        self.handler, self.tls = handler, tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads: list[threading.Thread] = []
+        self._socks: set[socket.socket] = set()
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in (self._listener, *list(self._socks)):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(_LIMIT_S)
+            assert not thread.is_alive()
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._socks.add(sock)
+                self._start(self._serve, sock)
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError, ValueError):  # ValueError: `__exit__` shut it down
+            if self.tls is None:
+                self.handler(sock)
+                return
+            with self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False) as secure:
+                self._socks.add(secure)
+                secure.do_handshake()
+                self.handler(secure)
+                secure.unwrap()  # says that it closes
 
 
 def loops() -> list[Any]:
