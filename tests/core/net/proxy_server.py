@@ -92,12 +92,14 @@ class ProxyServer:
         listener.setblocking(False)
         self.port = listener.getsockname()[1]
         tasks: set[asyncio.Task[None]] = set()
+        waiting: set[socket.socket] = set()  # nobody's yet: their task has not begun
 
         async def accept() -> None:
             while True:
                 sock, _ = await self._loop.sock_accept(listener)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does for its own servers only
-                task = asyncio.create_task(self._connection(sock))
+                waiting.add(sock)
+                task = asyncio.create_task(self._connection(sock, waiting))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
@@ -107,9 +109,11 @@ class ProxyServer:
         for task in [accepting, *tasks]:
             task.cancel()
         await asyncio.gather(accepting, *tasks, return_exceptions=True)
-        listener.close()
+        for sock in (listener, *waiting):
+            sock.close()
 
-    async def _connection(self, sock: socket.socket) -> None:
+    async def _connection(self, sock: socket.socket, waiting: set[socket.socket]) -> None:
+        waiting.discard(sock)
         self.count(1)
         writer: asyncio.StreamWriter | None = None
         try:
