@@ -39,6 +39,10 @@ class H2Server:
         self._ca.configure_trust(context)
         return context
 
+    @property
+    def ca_pem(self) -> str:
+        return self._ca.cert_pem.bytes().decode()
+
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return

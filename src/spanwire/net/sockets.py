@@ -45,13 +45,15 @@ class RoundTrip:
     Attributes:
         socket: of the connection, None before it is made.
         connect_ns: what the TCP connect took; 0 for a unix socket; None if unknown.
+        through_proxy: what the kernel knows is the round trip to a proxy, so that to the peer is unknown.
     """
 
-    __slots__ = ("_asked_ns", "_min_ns", "connect_ns", "socket")
+    __slots__ = ("_asked_ns", "_min_ns", "connect_ns", "socket", "through_proxy")
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.connect_ns: int | None = None
+        self.through_proxy = False
         self._min_ns: int | None = None
         self._asked_ns = 0
 
@@ -60,6 +62,8 @@ class RoundTrip:
 
         Asked of the kernel at most once a second: it is a minimum over minutes.
         """
+        if self.through_proxy:
+            return None
         if self.socket is None or self.connect_ns == 0:
             return self.connect_ns
         now_ns = time.perf_counter_ns()
@@ -87,8 +91,10 @@ def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
     try:
         transport.abort()
     except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-        below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)  # TLS has one of its own
-        last_step = getattr(below or transport, "_call_connection_lost", None)
+        bottom: object = transport
+        while (below := getattr(getattr(bottom, "_ssl_protocol", None), "_transport", None)) is not None:
+            bottom = below  # TLS has a transport of its own, and TLS inside TLS (an https:// proxy) has two
+        last_step = getattr(bottom, "_call_connection_lost", None)
         if last_step is not None:
             with contextlib.suppress(RuntimeError):
                 last_step(None)
