@@ -301,7 +301,9 @@ class HTTP2Connection(asyncio.Protocol):
         blocked = written = 0
         while blocked < len(uploads) and not self._write_paused and not self._is_over():
             stream = uploads.popleft()
-            size = min(len(stream.rest), engine.local_flow_control_window(stream.id), engine.max_outbound_frame_size)
+            window = engine.local_flow_control_window(stream.id)
+            # nginx takes frames of 16 MiB: one of that size would wait in our buffer, in front of everything else.
+            size = min(len(stream.rest), window, engine.max_outbound_frame_size, _PIECE_BYTES)
             if size <= 0:
                 uploads.append(stream)
                 blocked += 1

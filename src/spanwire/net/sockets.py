@@ -18,6 +18,8 @@ _MIN_RTT_OFFSET = 148
 _NO_SAMPLE = 0xFFFFFFFF
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 _FRESH_NS = 1_000_000_000
+#: A young connection's minimum still falls, so it is asked each time for so many times.
+_YOUNG_ASKS = 16
 #: How much of a request may lie in the kernel's buffer unsent, in bytes (Linux, macOS). Without this limit the kernel takes
 #: up to 4 MiB at once, and ``send`` ends long before the upload does: what is left of it would be counted as the
 #: server's. A large one costs no throughput, since nothing is taken from what is on its way.
@@ -48,7 +50,7 @@ class RoundTrip:
         through_proxy: what the kernel knows is the round trip to a proxy, so that to the peer is unknown.
     """
 
-    __slots__ = ("_asked_ns", "_min_ns", "connect_ns", "socket", "through_proxy")
+    __slots__ = ("_asked_ns", "_asks", "_min_ns", "connect_ns", "socket", "through_proxy")
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
@@ -56,18 +58,20 @@ class RoundTrip:
         self.through_proxy = False
         self._min_ns: int | None = None
         self._asked_ns = 0
+        self._asks = 0
 
     def min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else what the connect took; None if unknown.
 
-        Asked of the kernel at most once a second: it is a minimum over minutes.
+        Asked of the kernel at most once a second, after the first few times: it is a minimum over minutes.
         """
         if self.through_proxy:
             return None
         if self.socket is None or self.connect_ns == 0:
             return self.connect_ns
         now_ns = time.perf_counter_ns()
-        if self._min_ns is None or now_ns - self._asked_ns > _FRESH_NS:
+        if self._asks < _YOUNG_ASKS or now_ns - self._asked_ns > _FRESH_NS:
+            self._asks += 1
             self._asked_ns = now_ns
             found_ns = min_rtt_ns(self.socket)
             if found_ns is not None:
