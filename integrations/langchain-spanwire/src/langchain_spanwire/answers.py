@@ -79,8 +79,8 @@ class Extras:
         event = decoded(raw)
         if event is None:
             return
-        self.take(event)
-        self._remember(raw, text)
+        if not self.take(event):
+            self._remember(raw, text)
 
     def _remember(self, raw: bytes, text: str) -> None:
         piece = text.encode("utf-8", "replace")
@@ -90,20 +90,26 @@ class Extras:
             self._before, self._after = raw[:at], raw[at + len(piece) :]
             self._around = len(raw) - len(piece)
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Keep what is unknown of a decoded event, or of a whole answer."""
+    def take(self, event: Mapping[str, Any]) -> bool:
+        """Keep what is unknown of a decoded event, or of a whole answer. True if there are pieces in it, so that an
+        event like it must be looked at too."""
+        pieces = False
         for name, value in event.items():
             if name not in _KNOWN_EVENT and _says_something(value):
                 self.answer[name] = value
         choice = _choice(event)
         for name, value in choice.items():
             if name not in _KNOWN_CHOICE and _says_something(value):
-                self.answer[name] = _joined(self.answer.get(name), value) if isinstance(value, list) else value
+                is_list = isinstance(value, list)
+                pieces = pieces or is_list
+                self.answer[name] = _joined(self.answer.get(name), value) if is_list else value
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
             for name, value in delta.items():
                 if name not in _KNOWN_DELTA and _says_something(value):
+                    pieces = True
                     self.message[name] = _joined(self.message.get(name), value)
+        return pieces
 
 
 def _says_something(value: Any) -> bool:

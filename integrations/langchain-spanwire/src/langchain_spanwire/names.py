@@ -51,6 +51,7 @@ REPLACED: Mapping[str, str] = {
     # of OpenAIEmbeddings
     "deployment": "use model, and the deployment in the endpoint's URL",
     "openai_api_version": 'use default_query={"api-version": ...}',
+    "api_version": 'use default_query={"api-version": ...}',
     "openai_api_type": "there is only one; leave it out",
     "embedding_ctx_length": "texts are sent as they are: split what is too long before, and leave it out",
     "check_embedding_ctx_length": "texts are sent as they are: split what is too long before, and leave it out",
