@@ -102,6 +102,10 @@ def test_a_message(message: BaseMessage, expected: dict[str, Any]) -> None:
             [{"type": "file", "base64": "AAA", "mime_type": "application/pdf", "filename": "a.pdf"}],
             [{"type": "file", "file": {"file_data": "data:application/pdf;base64,AAA", "filename": "a.pdf"}}],
         ),
+        (
+            [{"image": {"format": "png", "source": {"bytes": b"AAA"}}}],
+            [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QUFB"}}],
+        ),
         ([{"type": "file", "file": {"file_id": "f1"}}], [{"type": "file", "file": {"file_id": "f1"}}]),
         ([{"type": "x_new", "y": 1}], [{"type": "x_new", "y": 1}]),
     ],

@@ -19,8 +19,9 @@ from langchain_core.messages import (
 
 __all__ = ["openai_messages"]
 
-#: Blocks that chat completions know, and take as they are.
-_AS_THEY_ARE = frozenset({"image_url", "input_audio", "video_url", "refusal"})
+#: Blocks in the manner of LangChain's standard, Anthropic, Google or Bedrock, which langchain-core makes OpenAI's. Anything
+#: else is sent as it is: chat completions know it, or its server does.
+_CONVERTED = frozenset({"audio", "file", "guard_content", "image", "json", "media", "tool_result"})
 #: Blocks of an answer that are no part of what is sent back: they are in ``tool_calls``, or the model's own business.
 _NOT_SENT = frozenset(
     {
@@ -100,11 +101,11 @@ def _content(message: BaseMessage) -> tuple[str | list[Any], list[dict[str, Any]
             sent.append({"type": "text", "text": block})
         elif kind == "text" and isinstance(block.get("text"), str):
             sent.append(_text(block))
-        elif kind in _AS_THEY_ARE or (kind == "file" and isinstance(block.get("file"), dict)):
-            sent.append(block)
         elif kind in ("thinking", "reasoning", "tool_use"):
             continue
-        else:  # images, files and audio in the standard's manner, Anthropic's, Google's, Bedrock's
+        elif not _is_converted(kind, block):
+            sent.append(block)
+        else:
             first, *others = convert_to_openai_messages(
                 [message.model_copy(update={"content": [block]})], text_format="block"
             )
@@ -116,6 +117,12 @@ def _content(message: BaseMessage) -> tuple[str | list[Any], list[dict[str, Any]
     if len(sent) == 1 and set(sent[0]) == {"type", "text"} and isinstance(sent[0]["text"], str):
         return sent[0]["text"], more  # as text, which every server takes
     return sent, more
+
+
+def _is_converted(kind: Any, block: dict[str, Any]) -> bool:
+    if kind == "file" and isinstance(block.get("file"), dict):  # OpenAI's own
+        return False
+    return kind in _CONVERTED or (kind is None and not _CONVERTED.isdisjoint(block))  # Bedrock has no types
 
 
 def _text(block: dict[str, Any]) -> dict[str, Any]:
