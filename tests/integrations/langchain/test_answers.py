@@ -90,6 +90,17 @@ def test_bytes_that_are_no_json_are_passed_over() -> None:
     assert (extras.answer, extras.message) == ({}, {})
 
 
+def test_another_schema_is_left_alone() -> None:
+    """Events of a transport or dialect that is not OpenAI's chat completions: each of their keys would be unknown."""
+    extras = Extras()
+    for number in range(3):
+        extras.add(json.dumps({"type": "delta", "delta": "a", "sequence_number": number}).encode(), "a")
+    assert (extras.answer, extras.message) == ({}, {})
+    raw = json.dumps({"object": "response", "output": [], "status": "completed"}).encode()
+    message = chat_result(Reply("a", raw=raw)).generations[0].message
+    assert message.response_metadata == {"model_provider": "spanwire"}
+
+
 def test_tool_calls_of_a_whole_answer() -> None:
     calls = (
         ToolCall("t1", "f", '{"a": 1}'),

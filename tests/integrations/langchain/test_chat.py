@@ -316,7 +316,7 @@ def test_errors_are_spanwire_s(way: str, status: int, kind: type[errors.Spanwire
     with serving(Script(status=status)) as server:
         seen = ask(way, chat(server, max_retries=0))
         assert len(server.requests) == 1
-    assert type(seen.error) is kind
+    assert isinstance(seen.error, kind)
     assert seen.error.timeline is not None
 
 

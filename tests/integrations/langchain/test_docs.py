@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from langchain_openai import ChatOpenAI
-
 from langchain_spanwire import ChatSpanwire
 from langchain_spanwire.names import REPLACED, known_names
 

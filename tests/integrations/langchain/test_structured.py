@@ -172,6 +172,10 @@ def test_a_tool_with_a_word_of_ours_as_name_is_that_tool() -> None:
     assert tool_choice_of("auto", tools) == {"type": "function", "function": {"name": "auto"}}
 
 
+def test_a_tool_of_the_server_is_chosen_by_its_type() -> None:
+    assert tool_choice_of("web_search", [{"type": "web_search"}]) == {"type": "web_search"}
+
+
 @pytest.mark.parametrize("choice", ["ad", 5, ["add"]])
 def test_no_such_tool(choice: Any) -> None:
     with pytest.raises(ConfigurationError, match="tool_choice"):

@@ -9,7 +9,7 @@
     print(message.response_metadata["spanwire"]["segments"])
 
 Connections are the process's, not the model's: every model object shares them, whatever their number, in synchronous
-code and on any event loop. Errors are those of :mod:`spanwire.errors`.
+code and on any event loop. Errors are those of :mod:`spanwire.errors`, and LangChain's model errors too.
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ class Extras:
     which costs a tenth of decoding it.
     """
 
-    __slots__ = ("_after", "_around", "_before", "answer", "message")
+    __slots__ = ("_after", "_around", "_before", "_foreign", "answer", "message")
 
     def __init__(self) -> None:
+        self._foreign = False  # the server's schema is another one, whose keys would all be unknown
         self._before = self._after = b""
         self._around = -1  # bytes of an event like the last one, besides its text
         self.answer: dict[str, Any] = {}  # of the event and its choice
@@ -74,7 +75,7 @@ class Extras:
             (around == len(text) or (around > len(text) and around == len(text.encode("utf-8", "replace"))))
             and raw.startswith(self._before)
             and raw.endswith(self._after)
-        ):
+        ) or self._foreign:
             return
         event = decoded(raw)
         if event is None:
@@ -93,6 +94,9 @@ class Extras:
     def take(self, event: Mapping[str, Any]) -> bool:
         """Keep what is unknown of a decoded event, or of a whole answer. True if there are pieces in it, so that an
         event like it must be looked at too."""
+        if "choices" not in event:
+            self._foreign = not self.answer and not self.message
+            return False
         pieces = False
         for name, value in event.items():
             if name not in _KNOWN_EVENT and _says_something(value):

@@ -16,10 +16,11 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr
 
 import spanwire
-from spanwire.errors import ConfigurationError
+from spanwire.errors import ConfigurationError, SpanwireError
 
 from .answers import Pieces, chat_result
 from .connected import Connected, timeouts_of
+from .errors import as_model_error
 from .messages import openai_messages
 from .structured import Tools, parsed_by, response_format_of, tool_choice_of, tools_of
 
@@ -65,7 +66,7 @@ class ChatSpanwire(Connected, BaseChatModel):
             ...
 
     Where the time of a call went is in ``response_metadata["spanwire"]``: of the message, or of the last chunk of a
-    stream (``spanwire.Timeline.to_dict()``). Errors are those of :mod:`spanwire.errors`, with ``.retryable``.
+    stream (``spanwire.Timeline.to_dict()``). Errors are those of :mod:`spanwire.errors`, and LangChain's model errors too.
 
     Raises:
         ConfigurationError: an argument that is no field (the message names the nearest one, and for those of
@@ -228,7 +229,11 @@ class ChatSpanwire(Connected, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         ask = self._ask(messages, stop, kwargs)
-        reply = self.sync_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+        try:
+            reply = self.sync_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+        except SpanwireError as error:
+            as_model_error(error)
+            raise
         return chat_result(reply, logprobs=ask.logprobs, headers=self.include_response_headers)
 
     async def _agenerate(
@@ -239,7 +244,11 @@ class ChatSpanwire(Connected, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         ask = self._ask(messages, stop, kwargs)
-        reply = await self.async_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+        try:
+            reply = await self.async_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+        except SpanwireError as error:
+            as_model_error(error)
+            raise
         return chat_result(reply, logprobs=ask.logprobs, headers=self.include_response_headers)
 
     def _stream(
@@ -252,11 +261,15 @@ class ChatSpanwire(Connected, BaseChatModel):
         ask = self._ask(messages, stop, kwargs)
         pieces = self._pieces(ask)
         # LangChain never closes this generator: whoever leaves early lets go of it, and the block ends the call.
-        with self.sync_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
-            for chunk in stream:
-                found = pieces.next(chunk)
-                if found is not None:
-                    yield found
+        try:
+            with self.sync_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
+                for chunk in stream:
+                    found = pieces.next(chunk)
+                    if found is not None:
+                        yield found
+        except SpanwireError as error:
+            as_model_error(error)
+            raise
         yield pieces.last(stream.reply)
 
     async def _astream(
@@ -268,11 +281,15 @@ class ChatSpanwire(Connected, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         ask = self._ask(messages, stop, kwargs)
         pieces = self._pieces(ask)
-        async with self.async_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
-            async for chunk in stream:
-                found = pieces.next(chunk)
-                if found is not None:
-                    yield found
+        try:
+            async with self.async_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
+                async for chunk in stream:
+                    found = pieces.next(chunk)
+                    if found is not None:
+                        yield found
+        except SpanwireError as error:
+            as_model_error(error)
+            raise
         yield pieces.last(stream.reply)
 
     # --- tools and forms --------------------------------------------------------------------------------------------
@@ -333,7 +350,7 @@ class ChatSpanwire(Connected, BaseChatModel):
         Raises:
             ConfigurationError: no schema, an unknown method, or ``strict`` with ``json_mode``.
             ModelRefusalError: when it is called, and the model refuses (OutputParserException before
-                langchain-core 1.8).
+                langchain-core 1.7.5).
         """
         if method not in ("function_calling", "json_mode", "json_schema"):
             raise ConfigurationError(

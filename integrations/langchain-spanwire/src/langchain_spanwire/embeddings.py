@@ -12,9 +12,10 @@ from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 import spanwire
-from spanwire.errors import ConfigurationError, ProtocolError
+from spanwire.errors import ConfigurationError, ProtocolError, SpanwireError
 
 from .connected import Connected
+from .errors import as_model_error
 
 __all__ = ["SpanwireEmbeddings", "batches_of"]
 
@@ -63,7 +64,11 @@ class SpanwireEmbeddings(Connected, Embeddings):
         manager, endpoint = self.sync_manager(), self.endpoint_now()
 
         def embed(batch: Sequence[str]) -> list[list[float]]:
-            return _vectors(manager.embed(endpoint, self._call(batch)), batch, endpoint)
+            try:
+                return _vectors(manager.embed(endpoint, self._call(batch)), batch, endpoint)
+            except SpanwireError as error:
+                as_model_error(error)
+                raise
 
         if len(batches) <= 1 or self.max_concurrency == 1:
             return [vector for batch in batches for vector in embed(batch)]
@@ -89,7 +94,11 @@ class SpanwireEmbeddings(Connected, Embeddings):
 
         async def work() -> None:
             for position, batch in todo:
-                found[position] = _vectors(await manager.embed(endpoint, self._call(batch)), batch, endpoint)
+                try:
+                    found[position] = _vectors(await manager.embed(endpoint, self._call(batch)), batch, endpoint)
+                except SpanwireError as error:
+                    as_model_error(error)
+                    raise
 
         if len(batches) <= 1:
             await work()

@@ -23,7 +23,7 @@ __all__ = ["Tool", "Tools", "parsed_by", "response_format_of", "tool_choice_of",
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 Tools = Sequence[Tool]
 
-#: Raised where an answer in a given form was refused. `ModelRefusalError` where langchain-core has it (1.8).
+#: Raised where an answer in a given form was refused. `ModelRefusalError` where langchain-core has it (1.7.5).
 _Refusal: type[Exception] = getattr(exceptions, "ModelRefusalError", exceptions.OutputParserException)
 
 
@@ -58,6 +58,8 @@ def tool_choice_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
         return {"type": "function", "function": {"name": choice}}
     if choice in ("auto", "none"):
         return choice
+    if any(choice == tool.get("type") for tool in tools if "function" not in tool):  # a tool that the server has
+        return {"type": choice}
     raise ConfigurationError(f"tool_choice={choice!r:.60} is none of the tools: {', '.join(names) or 'there are none'}")
 
 
