@@ -12,7 +12,7 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import ConfigurableField, RunnableConfig
 from langchain_spanwire import ChatSpanwire
 
 import spanwire
@@ -296,6 +296,22 @@ def test_langsmith_parameters(server: LoopbackServer) -> None:
     found = model._get_ls_params(stop=["y"], model="other", temperature=1, max_completion_tokens=3)
     assert (found["ls_model_name"], found["ls_temperature"], found["ls_stop"]) == ("other", 1, ["y"])
     assert found["ls_max_tokens"] == 3
+
+
+def test_fields_can_be_set_by_the_configuration(server: LoopbackServer) -> None:
+    fields = {
+        "temperature": ConfigurableField(id="heat"),
+        "model_name": ConfigurableField(id="which"),
+        "endpoint": ConfigurableField(id="where"),
+    }
+    model: Any = chat(server, endpoint="http://127.0.0.1:1/v1", temperature=0, api_key="k").configurable_fields(
+        **fields
+    )
+    config = {"configurable": {"heat": 0.7, "which": "other", "where": server.url}}
+    assert model.invoke("q", config=config).content == "You said: q"
+    body = server.requests[-1].body
+    assert (body["temperature"], body["model"]) == (0.7, "other")
+    assert server.requests[-1].headers["authorization"] == "Bearer k"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------------

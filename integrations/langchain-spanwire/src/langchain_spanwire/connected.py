@@ -55,7 +55,7 @@ class Connected(BaseModel):
     endpoint: str | spanwire.Endpoint = Field(validation_alias=AliasChoices("endpoint", "base_url"))
     """The server: its base URL, or ``spanwire.Endpoint(...)`` for TLS, proxies, limits. Also ``base_url``."""
 
-    api_key: SecretStr | Callable[[], str | Awaitable[str]] | None = None
+    api_key: SecretStr | str | Callable[[], str | Awaitable[str]] | None = None  # a text becomes a SecretStr
     """The key, or a function that gives it (sync or async), asked for each call. Left out: the endpoint's own, then
     SPANWIRE_API_KEY; OPENAI_API_KEY is sent to api.openai.com alone."""
 
