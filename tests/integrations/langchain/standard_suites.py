@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 HERE = Path(__file__).parent / "standard"
-ROOT = Path(__file__).parents[3]
 
 
 class Outcome:
@@ -33,7 +32,7 @@ def run_suite(name: str, folder: Path, *, python: str, timeout_s: float = 150) -
             python, "-m", "pytest", "-q", "-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE),
             "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", f"--junitxml={report}", str(HERE / f"suite_{name}.py"),
         ],
-        capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=timeout_s, check=False, cwd=folder,
         env={key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SPANWIRE_", "LANG", "LC_"))},
     )  # fmt: skip
     output = done.stdout + done.stderr
