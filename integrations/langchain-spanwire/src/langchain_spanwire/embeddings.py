@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -62,12 +64,17 @@ class SpanwireEmbeddings(Connected, Embeddings):
         """One vector for each text. Raises what ``spanwire.SyncConnectionManager.embed`` does."""
         batches = self._batches(texts)
         manager, endpoint = self.sync_manager(), self.endpoint_now()
+        failed = threading.Event()  # the other threads ask for nothing more
 
         def embed(batch: Sequence[str]) -> list[list[float]]:
+            if failed.is_set():
+                return []
             try:
                 return _vectors(manager.embed(endpoint, self._call(batch)), batch, endpoint)
-            except SpanwireError as error:
-                as_model_error(error)
+            except BaseException as error:
+                failed.set()
+                if isinstance(error, SpanwireError):
+                    as_model_error(error)
                 raise
 
         if len(batches) <= 1 or self.max_concurrency == 1:
@@ -75,10 +82,10 @@ class SpanwireEmbeddings(Connected, Embeddings):
         with ThreadPoolExecutor(min(self.max_concurrency, len(batches)), "spanwire embeddings") as pool:
             # Each with the caller's context, so that spans nest.
             futures = [pool.submit(contextvars.copy_context().run, embed, batch) for batch in batches]
-            try:
+            try:  # the one that failed raises here, whatever the others gave
                 return [vector for future in futures for vector in future.result()]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # what has not begun is not asked for
+                failed.set()
                 raise
 
     def embed_query(self, text: str) -> list[float]:
@@ -90,13 +97,15 @@ class SpanwireEmbeddings(Connected, Embeddings):
         batches = self._batches(texts)
         manager, endpoint = self.async_manager(), self.endpoint_now()
         found: list[list[list[float]]] = [[] for _ in batches]
-        todo = iter(enumerate(batches))
+        todo = deque(enumerate(batches))
 
         async def work() -> None:
-            for position, batch in todo:
+            while todo:
+                position, batch = todo.popleft()
                 try:
                     found[position] = _vectors(await manager.embed(endpoint, self._call(batch)), batch, endpoint)
                 except SpanwireError as error:
+                    todo.clear()
                     as_model_error(error)
                     raise
 
