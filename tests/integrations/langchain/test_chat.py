@@ -106,6 +106,18 @@ def test_a_limit_of_one_call_replaces_the_model_s_whatever_its_name(server: Loop
     }
 
 
+def test_the_last_word_on_the_model(server: LoopbackServer) -> None:
+    assert body_of(server, extra_body={"model": "x"}, call={"model": "y"}) == {"model": "x"}
+    assert body_of(server, model_kwargs={"model": "x"}) == {"model": "x"}
+    assert body_of(server, call={"model": None}) == {"model": "m"}
+
+
+@pytest.mark.parametrize("name", ["messages", "headers", "stream"])
+def test_what_is_no_parameter(server: LoopbackServer, name: str) -> None:
+    assert isinstance(ask("invoke", chat(server, model_kwargs={name: []})).error, ConfigurationError)
+    assert isinstance(ask("ainvoke", chat(server, extra_body={name: []})).error, ConfigurationError)
+
+
 def test_no_stop_for_one_call(server: LoopbackServer) -> None:
     assert body_of(server, stop=["x"], call={"stop": []}) == {"model": "m"}
 
@@ -248,8 +260,9 @@ def test_a_cache(server: LoopbackServer, way: str) -> None:
     model = chat(server, cache=InMemoryCache())
     assert ask(way, model).message.content == ask(way, model).message.content
     assert len(server.requests) == 1
-    assert ask(way, chat(server, cache=model.cache, temperature=1)).error is None
-    assert len(server.requests) == 2
+    for other in ({"temperature": 1}, {"extra_body": {"top_k": 1}}, {"model_kwargs": {"user": "u"}}):
+        assert ask(way, chat(server, cache=model.cache, **other)).error is None
+    assert len(server.requests) == 4
 
 
 @way_of

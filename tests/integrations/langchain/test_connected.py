@@ -140,7 +140,6 @@ def test_secrets_are_not_shown() -> None:
         api_key="hidden-2",
         default_headers={"x": "hidden-3"},
         default_query={"y": "hidden-4"},
-        extra_body={"z": "hidden-5"},
     )
     shown = [
         repr(model),

@@ -122,10 +122,12 @@ class ChatSpanwire(Connected, BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         endpoint = self.endpoint_now()
-        known = {
+        known: dict[str, Any] = {
             "model_name": self.model_name,
             "endpoint": f"{endpoint.origin.scheme}://{endpoint.address}{endpoint.path}",
         }
+        if self.extra_body:  # LangChain's caches tell models apart by this
+            known["extra_body"] = dict(self.extra_body)
         return {**known, **self._parameters()}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -185,7 +187,6 @@ class ChatSpanwire(Connected, BaseChatModel):
         if not given.pop("stream_usage", self.stream_usage):
             endpoint = self._without_usage(endpoint)
         if given:
-            model = given.pop("model", None) or model
             timeouts = timeouts_of(given.pop("timeout", None), "invoke")
             headers = given.pop("extra_headers", None)
             more = given.pop("extra_body", None)
@@ -206,6 +207,12 @@ class ChatSpanwire(Connected, BaseChatModel):
             body["stop"] = stop or None
         if extra:
             body.update(extra)
+        model = body.pop("model", None) or model
+        if "messages" in body or "headers" in body:
+            raise ConfigurationError(
+                "messages and headers are no parameters of a request: messages are what the model is invoked with, headers "
+                "are default_headers, or extra_headers for one call"
+            )
         call = spanwire.Call.chat(
             model, openai_messages(messages, send_reasoning=self.send_reasoning), headers=headers, **body
         )
