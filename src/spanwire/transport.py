@@ -318,7 +318,7 @@ class Inbox:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
-        elif not self._paused and len(self._items) >= self._high:
+        elif not (self._paused or self._ended) and len(self._items) >= self._high:
             self._paused = True
             self.on_high()
 

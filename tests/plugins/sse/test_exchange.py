@@ -326,3 +326,29 @@ def test_a_stream_over_tls_has_all_its_parts_on_a_connection_that_is_used_again(
 
         run(body)
         assert server.connections == 1
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["read", "left"])
+def test_a_slow_readers_connection_is_not_given_back_stopped(left: bool) -> None:
+    """The inbox gets over its bound in the read that ends the message: the next call has to get its answer."""
+    first = Script(writes=[EVENT, EVENT * 4000, EVENT * 200 + STOP + DONE], write_gap_s=0.1)
+    with serving(first, hello()) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                endpoint = server.endpoint(timeouts=spanwire.Timeouts(first_content_s=20))
+                async with manager.stream(endpoint, chat()) as stream:
+                    assert (await anext(aiter(stream))).text == "ab"
+                    await wait_for(server, lambda s: s.requests[0].ended)
+                    run_ = stream._run
+                    assert run_ is not None
+                    assert run_.exchange is not None
+                    while not run_.exchange.complete:  # all of it has come, and nobody has read it
+                        await asyncio.sleep(0)
+                    if not left:
+                        assert await read(stream) == "ab" * 4200
+                assert (await manager.complete(endpoint, chat())).text == HELLO
+                assert_adds_up(stream.timeline)
+
+        run(body)
+        assert server.connections == 1

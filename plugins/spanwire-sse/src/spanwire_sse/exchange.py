@@ -214,8 +214,9 @@ class HTTPExchange(Inbox):
         marks, http = self._marks, self._http
         marks.last_byte_ns = http.arrival_ns
         marks.rtt_ns = http.rtt_min_ns()
-        if self._paused:
-            http.resume_reading()
+        if self._paused:  # now: the connection is the next call's in a moment
+            self._paused = False
+            self.on_low()
         marks.ended_ns = time.perf_counter_ns()
         self.end()
         self._size = 0
@@ -373,6 +374,7 @@ class HTTPExchange(Inbox):
                     self._paused_since_ns, self._marks.first_content_ns
                 )
             self._paused_since_ns = 0
+        self._marks.resumed_ns = time.perf_counter_ns()
         self._http.resume_reading()
 
 
