@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httptools
 
@@ -120,6 +120,7 @@ class _Waiting(asyncio.Protocol):
     def __init__(self) -> None:
         self.answer = ConnectAnswer()
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answered.add_done_callback(lambda future: future.cancelled() or future.exception())  # TLS may fail first
 
     def data_received(self, data: bytes) -> None:
         if self.answered.done():  # in the moment before somebody takes over
@@ -156,6 +157,7 @@ class _Gate(asyncio.Protocol):
     def open(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+        protocol = cast(asyncio.Protocol, transport.get_protocol())  # a stand-in has put the real one in its place
         if self._data:
             protocol.data_received(self._data)
         if self._eof:

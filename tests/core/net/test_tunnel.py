@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from spanwire.endpoint import TLS, Endpoint
 from spanwire.errors import ConfigurationError, ConnectionFailed
+from spanwire.net import tunnel as tunnel_module
 from spanwire.net.dial import dial, route_of
 from spanwire.net.tls import proxy_context_for
 from spanwire.net.tunnel import MAX_ANSWER_BYTES, ConnectAnswer
@@ -566,3 +567,68 @@ def test_forwarding_is_for_those_who_ask_for_it() -> None:
 
     with proxied() as proxy:
         run(main)
+
+
+def test_what_came_early_goes_to_whom_a_stand_in_has_put_in_its_place() -> None:
+    """As the one does that waits for what ALPN says: a server may speak before ``start_tls`` returns."""
+
+    class Real(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.seen.append("made")
+
+        def data_received(self, data: bytes) -> None:
+            self.seen.append(data)
+
+        def eof_received(self) -> None:
+            self.seen.append("eof")
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self.seen.append(error)
+
+    real = Real()
+
+    class StandIn(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            cast(asyncio.Transport, transport).set_protocol(real)
+            real.connection_made(transport)
+
+    class Transport(asyncio.Transport):
+        def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+            self.protocol = protocol
+
+        def get_protocol(self) -> asyncio.BaseProtocol:
+            return self.protocol
+
+    gate = tunnel_module._Gate()
+    gate.data_received(b"set")
+    gate.data_received(b"tings")
+    gate.eof_received()
+    gate.connection_lost(None)
+    gate.open(Transport(), StandIn())
+    assert real.seen == ["made", b"settings", "eof", None]
+
+
+def test_a_proxy_whose_handshake_fails_leaves_no_complaint() -> None:
+    complaints: list[object] = []
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+        with ProxyServer(tls=context) as proxy:  # whose authority nobody knows
+            endpoint = Endpoint("https://127.0.0.1:9/v1", proxy=proxy.url("https"))
+            failed = False
+            try:
+                await dial(endpoint, Marks(), asyncio.Protocol)
+            except ConnectionFailed:
+                failed = True
+            assert failed
+            for _ in range(10):  # the transport's end, and then what is left of it
+                await asyncio.sleep(0)
+                gc.collect()
+
+    asyncio.run(body())
+    assert complaints == []
