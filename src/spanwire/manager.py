@@ -85,7 +85,12 @@ class LoopState:
                     if member is not None:
                         member.context = context
 
-            pool = self.pools[key] = Pool(prepared.transport, self.loop, on_connect=on_connect)
+            pools = self.pools  # not `self`: a timer of the pool must not keep the manager alive
+
+            def on_empty() -> None:
+                pools.pop(key, None)
+
+            pool = self.pools[key] = Pool(prepared.transport, self.loop, on_connect=on_connect, on_empty=on_empty)
         return pool
 
     def abandon(self, run: Run) -> None:
@@ -318,6 +323,12 @@ class ConnectionManager:
         streamed: bool,
     ) -> Run:
         prepared = self._prepare(endpoint)
+        for name, given, kind in (("timeouts", timeouts, Timeouts), ("retries", retries, Retries)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigurationError(
+                    f"{name}= must be spanwire.{kind.__name__}(...) or None, not {type(given).__name__}",
+                    endpoint=endpoint.address,
+                )
         dialect = prepared.dialect
         if dialect is not None and call.operation not in dialect.operations:
             raise ConfigurationError(

@@ -253,7 +253,8 @@ class PoolState:
         if connection.capacity > 1:
             self._multiplexed = True
         for waiter in [waiter for waiter in dial.counted if waiter.fresh]:
-            self._grant(waiter, member, dial)
+            if member.leases < connection.capacity:
+                self._grant(waiter, member, dial)
         self._serve(member, dial, now_ns)
         self._list(member)
         if not connection.usable():
@@ -417,6 +418,7 @@ class Pool:
         loop: asyncio.AbstractEventLoop,
         *,
         on_connect: Callable[[Attempt, Dial, Member | None, SpanwireError | None], None] | None = None,
+        on_empty: Callable[[], None] | None = None,
     ) -> None:
         self.transport = transport
         self.loop = loop
@@ -425,6 +427,7 @@ class Pool:
         self._evictor: asyncio.TimerHandle | None = None
         self._limits = Limits()
         self._on_connect = on_connect
+        self._on_empty = on_empty
         self._closed = False
 
     def __repr__(self) -> str:
@@ -459,7 +462,7 @@ class Pool:
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
         expiry: asyncio.TimerHandle | None = None
-        if fresh or self.state.wants_dial(waiter, may_wait=True):
+        if self.state.wants_dial(waiter, may_wait=not fresh):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None:
             expiry = self.loop.call_later(FINISH_WAIT_NS / 1e9, self._finish_wait_expired, attempt, waiter, context)
@@ -530,6 +533,7 @@ class Pool:
             self._tasks.discard(task)
             if dial in self.state.dials:  # cancelled before its first step
                 self.state.failed(dial, _closed(own), time.perf_counter_ns())
+                self._say_if_empty()
 
         task.add_done_callback(done)
         return task
@@ -575,6 +579,7 @@ class Pool:
             if self._on_connect is not None:
                 self._on_connect(attempt, dial, None, error)
             self.state.failed(dial, error, now_ns)
+            self._say_if_empty()
             return error
         member, left_over = self.state.dialled(dial, connection, now_ns)
         if self._on_connect is not None:
@@ -612,6 +617,13 @@ class Pool:
         self._close_dropped()
         if next_ns is not None and not self._closed:
             self._evictor = self.loop.call_later(max(0.05, next_ns / 1e9), self._evict)
+        self._say_if_empty()
+
+    def _say_if_empty(self) -> None:
+        """Nothing is here and nobody waits: whoever keeps this pool need not."""
+        state = self.state
+        if self._on_empty is not None and not self._closed and not (state.members or state.dials or state.waiters):
+            self._on_empty()
 
     async def aclose(self) -> None:
         """Close every connection, each within a second; fail those who wait."""

@@ -111,7 +111,6 @@ class Run:
         "_interrupted",
         "_lease",
         "_opener",
-        "_pool",
         "_prepared",
         "_raw",
         "_reading",
@@ -162,7 +161,6 @@ class Run:
         self._timeouts = timeouts
         self._retries = retries
         self._headers = headers
-        self._pool: Pool = state.pool_for(prepared, endpoint)
         self._record: CallRecord
         self._attempt: AttemptRecord
         self._builder = ReplyBuilder()
@@ -354,7 +352,8 @@ class Run:
             api_key = await self._within_total(resolve_key(self.endpoint), phase="configure")
         self._api_key = api_key
         record.asked_ns = time.perf_counter_ns()
-        lease = None if self._stale_retry else self._pool.try_lease(self.endpoint.limits, record.asked_ns)
+        pool = self.state.pool_for(self._prepared, self.endpoint)
+        lease = None if self._stale_retry else pool.try_lease(self.endpoint.limits, record.asked_ns)
         if lease is not None:
             self._trace(lease.member)
         else:
@@ -371,7 +370,7 @@ class Run:
             deadline_ns=self._record.begin_ns + int(total_s * 1e9) if total_s is not None else None,
         )
         if lease is None:
-            lease = await self._wait_for_connection(attempt, record)
+            lease = await self._wait_for_connection(pool, attempt, record)
             record.leased_ns = time.perf_counter_ns()
         else:
             record.leased_ns = record.asked_ns
@@ -400,10 +399,10 @@ class Run:
             if telemetry is not None:
                 telemetry.waiting(self.endpoint, -1)
 
-    async def _wait_for_connection(self, attempt: Attempt, record: AttemptRecord) -> Lease:
+    async def _wait_for_connection(self, pool: Pool, attempt: Attempt, record: AttemptRecord) -> Lease:
         waited: list[Waiter] = []
         try:
-            lease = self._pool.lease(attempt, waited.append, self._call_span, fresh=self._stale_retry)
+            lease = pool.lease(attempt, waited.append, self._call_span, fresh=self._stale_retry)
             return await self._within_total(lease, phase="connect")
         finally:
             if waited:
@@ -437,7 +436,7 @@ class Run:
 
     def _after_failure(self, error: SpanwireError) -> None:
         """After a failed attempt: plan the next one, or raise the error."""
-        record = self._attempt
+        record, lease = self._attempt, self._lease
         self._end_attempt(record, "timeout" if isinstance(error, CallTimeout) else "error", error)
         if self.ended or self._failure is not None or self._builder.content_chunks:
             raise error
@@ -448,6 +447,9 @@ class Run:
             and record.connection.reused
             and not record.marks.first_byte_ns
             and not self._stale_retry
+            # Not where only its stream was reset: the connection is well, and the server has said no.
+            and lease is not None
+            and (getattr(lease.member.connection, "self_pooling", False) or not lease.member.connection.usable())
         )
         if stale:
             self._stale += 1
@@ -566,7 +568,9 @@ class Run:
                 nearest = (due_ns, "first_content_s")
         if limits.idle_s is not None and marks.first_byte_ns:
             # While nobody reads, the consumer is the slow one, and its reads will find what has come.
-            last_ns = max(marks.last_byte_ns, marks.first_byte_ns) if self._reading else time.perf_counter_ns()
+            # What we have stopped ourselves has to come the whole way once we let it go on.
+            heard_ns = max(marks.last_byte_ns, marks.first_byte_ns, marks.resumed_ns)
+            last_ns = heard_ns if self._reading else time.perf_counter_ns()
             due_ns = last_ns + int(limits.idle_s * 1e9)
             if nearest is None or due_ns < nearest[0]:
                 nearest = (due_ns, "idle_s")

@@ -73,6 +73,7 @@ class Marks:
         last_byte_ns: arrival of the last bytes of the answer up to its terminal event.
         ended_ns: the terminal event, or the whole unary answer, was parsed.
         paused_ns: time in which the consumer's slowness had stopped the stream, in all.
+        resumed_ns: when a stream that was stopped so was last let go on.
         rtt_ns: minimum round trip to the peer, None if unknown or if a proxy stands between.
         use: the connection as the exchange saw it, where it knows better than the pool (a client that pools by itself).
     """
@@ -87,6 +88,7 @@ class Marks:
         "last_chunk_ns",
         "parts",
         "paused_ns",
+        "resumed_ns",
         "rtt_ns",
         "sent_ns",
         "use",
@@ -103,6 +105,7 @@ class Marks:
         self.last_byte_ns = 0
         self.ended_ns = 0
         self.paused_ns = 0
+        self.resumed_ns = 0
         self.rtt_ns: int | None = None
         self.use: ConnectionUse | None = None
 

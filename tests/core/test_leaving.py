@@ -156,7 +156,7 @@ class Scene:
             slots = run._prepared.slots
             return slots is not None and slots.waiting == 1
         if self.stage == "dial":
-            return any(dial.marks.open_part == "tls" for dial in run._pool.state.dials)
+            return any(dial.marks.open_part == "tls" for pool in run.state.pools.values() for dial in pool.state.dials)
         if self.stage == "back-off":
             return bool(run._backoff_until_ns)
         if self.stage == "sent":

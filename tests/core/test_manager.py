@@ -913,3 +913,33 @@ def test_a_whole_answer_s_bytes_are_kept_and_a_streamed_one_s_are_not() -> None:
                 assert stream.reply.raw == b""
 
     run(main)
+
+
+@pytest.mark.parametrize("given", [{"timeouts": 30}, {"retries": 0}], ids=repr)
+def test_settings_of_one_call_are_checked(given: dict[str, Any]) -> None:
+    async def body() -> None:
+        async with ConnectionManager() as manager:
+            with pytest.raises(errors.ConfigurationError, match=rf"{next(iter(given))}= must be spanwire\."):
+                await manager.complete("http://127.0.0.1:9/v1", chat(), **given)
+
+    run(body)
+
+
+def test_pools_of_endpoints_that_nobody_uses_are_let_go() -> None:
+    with serving(default=lambda _request: hello()) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                for number in range(20):
+                    endpoint = spanwire.Endpoint(f"http://127.0.0.1:{number + 1}/v1", proxy=None, retries=NEVER)
+                    with pytest.raises(errors.ConnectionFailed):
+                        await manager.complete(endpoint, chat())
+                assert manager.state().pools == {}
+                endpoint = server.endpoint(limits=spanwire.Limits(max_idle_s=0.05))
+                await manager.complete(endpoint, chat())
+                assert len(manager.state().pools) == 1
+                await wait_for(server, lambda s: s.open_connections == 0)
+                assert manager.state().pools == {}
+                await manager.complete(endpoint, chat())
+
+        run(body)

@@ -65,6 +65,8 @@ MAX_HEAD_BYTES = 64 * 1024
 _PIECE_BYTES = 64 * 1024
 #: Answers to the server's PING and SETTINGS frames that it does not read, in bytes, until the connection is given up.
 _MAX_UNREAD_BYTES = 1024 * 1024
+#: A stream that is left after so long, while nothing at all came for any other, takes its connection with it, in ns.
+_SILENCE_NS = 1_000_000_000
 _FRAME_HEADER_BYTES = 9
 _DEFAULT_WINDOW_BYTES = 65535
 _MAX_STREAM_ID = 2**31 - 1
@@ -113,11 +115,23 @@ class HTTP2Stream:
         paused: what comes is not acknowledged, so that the server stops after a window.
     """
 
-    __slots__ = ("_connection", "arrival_ns", "first_arrival_ns", "headers", "id", "paused", "rest", "sink", "taken")
+    __slots__ = (
+        "_connection",
+        "arrival_ns",
+        "first_arrival_ns",
+        "headers",
+        "id",
+        "opened_ns",
+        "paused",
+        "rest",
+        "sink",
+        "taken",
+    )
 
     def __init__(self, connection: HTTP2Connection) -> None:
         self._connection = connection
         self.id = 0
+        self.opened_ns = 0
         self.sink: Sink | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # until it is opened
         self.rest = memoryview(b"")  # of the body, not handed over yet
@@ -290,6 +304,7 @@ class HTTP2Connection(asyncio.Protocol):
             stream = self._waiting.popleft()
             stream.id, self._next_id = self._next_id, self._next_id + 2
             self._streams[stream.id] = stream
+            stream.opened_ns = time.perf_counter_ns()
             headers, stream.headers = stream.headers, []
             self._engine.send_headers(stream.id, headers, end_stream=not stream.rest)
             (self._uploads if stream.rest else self._unsent).append(stream)
@@ -327,6 +342,10 @@ class HTTP2Connection(asyncio.Protocol):
                 stream.sink.on_sent()
 
     def _leave(self, stream: HTTP2Stream) -> None:
+        if stream.id and self.arrival_ns < stream.opened_ns < time.perf_counter_ns() - _SILENCE_NS:
+            self._going_away = (
+                True  # perhaps the peer is gone without a word: the next call dials, and does not wait too
+            )
         self._reset(stream, ErrorCodes.CANCEL)
         self._open_waiting()
         self._close_if_done()

@@ -22,8 +22,9 @@ from spanwire_sse import SSETransport, register_transports
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
+from spanwire.net import http2 as http2_module
 from spanwire.sync import SyncConnectionManager
-from spanwire.transport import Connection
+from spanwire.transport import Attempt, Connection
 from tests.http2_server import Server
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, read, run, serving
 
@@ -657,3 +658,128 @@ def test_headers_of_http_1_1_are_refused(header: str) -> None:
             assert member.leases == 0
 
     run(body)
+
+
+@pytest.mark.parametrize("code", ["INTERNAL_ERROR", "ENHANCE_YOUR_CALM", "REFUSED_STREAM"])
+def test_a_stream_that_is_reset_is_no_dead_connection(code: str) -> None:
+    """The server has said no to this call, on a connection that is well: nothing is sent again for that."""
+    asked: list[int] = []
+
+    async def script(server: Server) -> None:
+        server.hello()
+        while True:
+            number = await server.request()
+            asked.append(number)
+            if len(asked) == 1:
+                server.answer(number, SSE, ("content-type", "text/event-stream"))
+            else:
+                server.reset(number, h2.errors.ErrorCodes[code])
+
+    async def body(endpoint: spanwire.Endpoint) -> None:
+        async with ConnectionManager(telemetry=None) as manager:
+            await manager.complete(endpoint, chat())
+            for _ in range(3):
+                with pytest.raises(errors.ConnectionFailed):
+                    await manager.complete(endpoint, chat(), retries=NEVER)
+
+    assert served(script, body) == 1
+    assert len(asked) == 4
+
+
+def test_calls_that_lose_their_connection_share_the_next_one() -> None:
+    count = 30
+    asked = 0
+
+    async def script(server: Server) -> None:
+        nonlocal asked
+        server.hello()
+        while True:
+            number = await server.request()
+            asked += 1
+            if 1 < asked <= 1 + count:
+                if asked == 1 + count:
+                    server.writer.transport.abort()
+                    return
+            else:
+                server.answer(number, SSE, ("content-type", "text/event-stream"))
+
+    async def body(endpoint: spanwire.Endpoint) -> None:
+        async with ConnectionManager(telemetry=None) as manager:
+            await manager.complete(endpoint, chat())
+            calls = [manager.complete(endpoint, chat(), retries=NEVER) for _ in range(count)]
+            assert {reply.text for reply in await asyncio.gather(*calls)} == {"over h2"}
+
+    assert served(script, body) == 2
+    assert asked == 1 + 2 * count
+
+
+def test_a_peer_that_is_gone_without_a_word_costs_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2_module, "_SILENCE_NS", 0)
+    connections = 0
+
+    async def script(server: Server) -> None:
+        nonlocal connections
+        connections += 1
+        silent = connections == 1
+        server.hello()
+        server.answer(await server.request(), SSE, ("content-type", "text/event-stream"))
+        while not silent:
+            server.answer(await server.request(), SSE, ("content-type", "text/event-stream"))
+        await asyncio.sleep(3600)
+
+    async def body(endpoint: spanwire.Endpoint) -> None:
+        async with ConnectionManager(telemetry=None) as manager:
+            await manager.complete(endpoint, chat())
+            timeouts = spanwire.Timeouts(first_content_s=0.2)
+            reply = await manager.complete(endpoint, chat(), timeouts=timeouts, retries=AT_ONCE)
+            assert reply.text == "over h2"
+            assert reply.timeline is not None
+            assert [one["outcome"] for one in reply.timeline.to_dict()["attempts"]] == ["timeout", "completed"]
+
+    assert served(script, body) == 2
+
+
+def test_a_server_that_takes_no_call_now_is_not_remembered_so() -> None:
+    transport = SSETransport()
+    endpoint = spanwire.Endpoint("http://127.0.0.1:1/v1", proxy=None, options={"http_version": "2"})
+
+    async def script(server: Server) -> None:
+        server.hello(max_concurrent_streams=0)
+        await asyncio.sleep(3600)
+
+    async def body(endpoint: spanwire.Endpoint) -> None:
+        attempt = Attempt(endpoint, timeouts=spanwire.Timeouts())
+        connection = await transport.connect(endpoint, attempt)
+        while connection.capacity:
+            await asyncio.sleep(0)
+        connection.abort()
+        assert transport.expect(endpoint) > 0
+
+    assert transport.expect(endpoint) > 0
+    served(script, body)
+
+
+SSE = b'data: {"choices":[{"index":0,"delta":{"content":"over h2"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+def served(script: Callable[[Server], Awaitable[None]], body: Callable[[spanwire.Endpoint], Awaitable[None]]) -> int:
+    """Run ``body`` with an endpoint where ``script`` serves each connection. Returns how many there were."""
+    connections = 0
+
+    async def main() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+                await script(Server(reader, writer))
+            writer.close()
+
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        try:
+            await body(spanwire.Endpoint(f"http://127.0.0.1:{port}/v1", proxy=None, options={"http_version": "2"}))
+        finally:
+            listening.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    return connections

@@ -78,7 +78,7 @@ def check_client(endpoint: Endpoint) -> None:
     client = endpoint.options["http_client"]
     kind = _kind_of(client)
     if kind is None:
-        given = f"the class {client.__name__}, not an object" if isinstance(client, type) else type(client).__name__
+        given = f"the class {client.__name__} itself" if isinstance(client, type) else type(client).__name__
         raise ConfigurationError(
             "Endpoint.options['http_client'] must be an httpx.AsyncClient, httpx.Client, httpx2.AsyncClient or "
             f"httpx2.Client, not {given}",
@@ -99,6 +99,13 @@ def check_client(endpoint: Endpoint) -> None:
         _import_early()
 
 
+def _closed(endpoint: Endpoint) -> ConfigurationError:
+    return ConfigurationError(
+        "the client in Endpoint.options['http_client'] is closed; keep it open for as long as calls are made",
+        endpoint=endpoint.address,
+    )
+
+
 def _import_early() -> None:
     """What httpcore imports in the middle of its first request, 60 to 120 ms (measured), which would look like a wait for
     its pool."""
@@ -111,7 +118,7 @@ class ClientConnection:
     """A client that somebody brought, as a connection that takes any number of exchanges.
 
     Raises:
-        ConfigurationError: it is bound to another event loop.
+        ConfigurationError: it is closed, or bound to another event loop.
     """
 
     __slots__ = (
@@ -133,6 +140,8 @@ class ClientConnection:
         client = endpoint.options["http_client"]
         kind = _kind_of(client)
         assert kind is not None  # the transport has checked it
+        if client.is_closed:
+            raise _closed(endpoint)
         if kind.asynchronous:
             _bind(client, kind.engine, endpoint)
         self._client = client
@@ -146,7 +155,7 @@ class ClientConnection:
         self.protocol = "http/1.1"
 
     def usable(self) -> bool:
-        return True  # a closed client is told to the call that finds it so
+        return not self._client.is_closed
 
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
         """Encode the request and hand it to the client; marks encode, and whatever the client tells."""
@@ -157,10 +166,7 @@ class ClientConnection:
         assert attempt.dialect is not None
         codec: Codec = attempt.dialect.codec
         if self._client.is_closed:
-            raise ConfigurationError(
-                "the client in Endpoint.options['http_client'] is closed; keep it open for as long as calls are made",
-                endpoint=attempt.endpoint.address,
-            )
+            raise _closed(attempt.endpoint)
         target, headers, body = self._outline.make(call, attempt)
         run: _Run = (_TaskRun if self._kind.asynchronous else _ThreadRun)(self, attempt)
         try:

@@ -76,7 +76,8 @@ class SSETransport:
         learned = self._learned.get(key, _EXPECTED_STREAMS)
 
         def learn(capacity: int) -> None:
-            self._learned[key] = capacity
+            if capacity > 0:  # 0 is how a server says that it is busy now
+                self._learned[key] = capacity
 
         chosen: HTTP1Connection | HTTP2Connection
         if version == "2":
