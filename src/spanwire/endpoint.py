@@ -69,11 +69,39 @@ class TLS(msgspec.Struct, frozen=True):
         verify: check the server's certificate and name. False is for tests: anybody can read the call.
         ca: a file or folder of CA certificates to trust instead of the system's, or the PEM text itself.
         cert: a client certificate: a PEM file with certificate and key, or (certificate file, key file).
+
+    Raises:
+        ConfigurationError: a field of another type. Nothing but ``verify=False`` turns verification off.
     """
 
     verify: bool = True
     ca: str | None = None
     cert: str | tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.verify, bool):
+            raise ConfigurationError(
+                f"TLS(verify=...) must be True or False, not {_shown(self.verify)}; a file of CA certificates is TLS(ca=...)"
+            )
+        if self.ca is not None and not (isinstance(self.ca, str) and self.ca):
+            raise ConfigurationError(f"TLS(ca=...) must be a path or PEM text, not {_shown(self.ca)}")
+        cert = self.cert
+        pair = (cert,) if isinstance(cert, str) else cert
+        if cert is not None and not (
+            isinstance(pair, tuple) and len(pair) in (1, 2) and all(isinstance(part, str) and part for part in pair)
+        ):
+            raise ConfigurationError(
+                f"TLS(cert=...) must be a PEM file's path, or (certificate file, key file), not {_shown(cert)}"
+            )
+
+
+def _shown(value: object) -> str:
+    """What was given, without what may be a secret."""
+    return (
+        repr(value)
+        if value is None or isinstance(value, (bool, int, float)) or value == ""
+        else f"a {type(value).__name__}"
+    )
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -225,7 +253,7 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         for name in ("proxy", "uds", "transport", "dialect"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigurationError(f"Endpoint.{name} must be text or None, not {value!r:.40}")
+                raise ConfigurationError(f"Endpoint.{name} must be text or None, not {_shown(value)}")
         for name, kind in (("tls", TLS), ("timeouts", Timeouts), ("limits", Limits), ("retries", Retries)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(

@@ -7,9 +7,12 @@ none here, since the calls of a loop are in a set already.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection
 from typing import Protocol
+
+_log = logging.getLogger("spanwire.manager")
 
 __all__ = ["NEAR_S", "Watch", "Watched"]
 
@@ -51,7 +54,10 @@ class Watch:
         self._timer = None
         now_ns = time.perf_counter_ns()
         for call in [call for call in self._calls if call.look_ns <= now_ns]:
-            call.look(now_ns)
+            try:
+                call.look(now_ns)
+            except Exception:  # noqa: BLE001 - a transport's bug must not leave the others without limits
+                _log.warning("a call could not be ended at its limit", exc_info=True)
         if self._calls:
             self.start()
 

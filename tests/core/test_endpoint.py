@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,3 +367,35 @@ def test_an_endpoint_of_an_endpoints_url_is_the_same(url: str) -> None:
     second = Endpoint(first.url, query=first.query)
     assert second == first
     assert second.connection_key() == first.connection_key()
+
+
+@pytest.mark.parametrize("value", [None, "", 0, 1, "/etc/ca.pem"])
+def test_nothing_but_false_turns_verification_off(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"TLS\(verify=\.\.\.\) must be True or False"):
+        TLS(verify=value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ca": Path("/etc/ca.pem")},
+        {"ca": b"-----BEGIN"},
+        {"ca": ""},
+        {"cert": ["a", "b"]},
+        {"cert": ("a", "b", "c")},
+        {"cert": ("a", 1)},
+        {"cert": ""},
+        {"cert": Path("a")},
+    ],
+    ids=repr,
+)
+def test_tls_files_of_a_wrong_type_are_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"TLS\({next(iter(given))}=\.\.\.\)"):
+        TLS(**given)
+
+
+def test_a_setting_of_a_wrong_type_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Endpoint("http://h/v1", proxy={"https": "http://u:s3cret@p:1"})  # type: ignore[arg-type]
+    assert "s3cret" not in str(caught.value)
+    assert "a dict" in str(caught.value)

@@ -99,6 +99,23 @@ def test_a_call_may_leave_while_it_is_looked_at() -> None:
     run(body)
 
 
+def test_a_call_that_cannot_be_ended_does_not_take_the_others_limits(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        class Broken(Call):
+            def look(self, now_ns: int) -> None:
+                super().look(now_ns)
+                raise ValueError("a transport's bug")
+
+        broken, later = Broken(0), Call(time.perf_counter_ns() + 40_000_000)
+        looker = Watch(asyncio.get_running_loop(), {broken, later})
+        looker.start()
+        await later.seen
+        looker.close()
+
+    run(body)
+    assert "could not be ended" in caplog.text
+
+
 def test_closed_it_looks_no_more() -> None:
     async def body() -> None:
         first, second = Call(0), Call(0)

@@ -212,8 +212,9 @@ def _excluded(host: str, port: int, no_proxy: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         address = None
-    for entry in no_proxy.replace(" ", ",").split(","):
-        entry = entry.strip().lower()
+    host = host.rstrip(".")  # of a name that is complete
+    for entry in re.split(r"[,\s]+", no_proxy):
+        entry = entry.lower()
         if not entry:
             continue
         if entry == "*":
@@ -228,7 +229,7 @@ def _excluded(host: str, port: int, no_proxy: str) -> bool:
             except ValueError:
                 continue
         else:
-            name = name.lstrip("*").lstrip(".")
+            name = name.lstrip("*").strip(".")
             if name and (host == name or host.endswith("." + name)):
                 return True
     return False

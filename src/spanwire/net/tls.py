@@ -67,7 +67,7 @@ def context_for(tls: TLS, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLConte
         ConfigurationError: a file of ``Endpoint.tls`` is missing or is not what it should be.
     """
     with _lock:
-        return _build(tls, alpn, None, _environment())
+        return _build(tls, alpn, None, _environment(), _files(tls))
 
 
 def proxy_context_for(tls: TLS) -> ssl.SSLContext:
@@ -77,7 +77,7 @@ def proxy_context_for(tls: TLS) -> ssl.SSLContext:
     ``TLS(verify=False)`` does not make us show it our password unverified.
     """
     with _lock:
-        return _build(TLS(), ("http/1.1",), tls.ca, _environment())
+        return _build(TLS(), ("http/1.1",), tls.ca, _environment(), _files(TLS(ca=tls.ca)))
 
 
 def _environment() -> tuple[str | None, ...]:
@@ -85,8 +85,25 @@ def _environment() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in _ENVIRONMENT)
 
 
+def _files(tls: TLS) -> tuple[object, ...]:
+    """Another part: certificates are renewed under their old names, and short-lived ones would expire in a context."""
+    found: list[object] = []
+    for path in (tls.ca, *((tls.cert,) if isinstance(tls.cert, str) else tls.cert or ())):
+        if path is not None and "-----BEGIN" not in path:
+            with contextlib.suppress(OSError, ValueError):  # told when it is read
+                stat = Path(path).stat()
+                found.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
+    return tuple(found)
+
+
 @lru_cache(maxsize=64)
-def _build(tls: TLS, alpn: tuple[str, ...], more_ca: str | None, environment: tuple[str | None, ...]) -> ssl.SSLContext:
+def _build(
+    tls: TLS,
+    alpn: tuple[str, ...],
+    more_ca: str | None,
+    environment: tuple[str | None, ...],
+    _files: tuple[object, ...],
+) -> ssl.SSLContext:
     context = _system_context(any(environment)) if tls.ca is None and tls.verify else _ResumingContext()
     context.set_alpn_protocols(list(alpn))
     for ca in (tls.ca, more_ca):

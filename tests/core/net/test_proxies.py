@@ -272,3 +272,18 @@ def test_a_ways_key_is_all_but_who_named_it() -> None:
     for other in (Q, "https://proxy:3128", "http://user@proxy:3128", "http://user:secret@proxy:3128", "http://proxy"):
         assert route_for(Endpoint("http://h", proxy=other), {}).key != base
     assert route_for(Endpoint("http://h", proxy=P), {}, forward=True).key != base
+
+
+@pytest.mark.parametrize(
+    ("host", "listed"),
+    [
+        ("example.com.", "example.com"),
+        ("example.com", "example.com."),
+        ("a.example.com.", ".example.com."),
+        ("example.com", "other.com,\texample.com"),
+        ("example.com", "other.com\texample.com"),
+    ],
+)
+def test_names_may_end_with_a_dot_and_entries_stand_apart_by_any_blank(host: str, listed: str) -> None:
+    environment = {"https_proxy": "http://proxy:1", "no_proxy": listed}
+    assert proxy_for(Endpoint(f"https://{host}/v1"), environment) is None

@@ -482,3 +482,18 @@ def test_keys_are_logged_where_python_logs_them(tmp_path: Path, monkeypatch: pyt
 def test_a_ca_that_cannot_be_loaded(ca: str) -> None:
     with pytest.raises(ConfigurationError, match=r"TLS\(ca="):
         context_for(TLS(ca=ca))
+
+
+def test_a_renewed_certificate_is_read_again(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    path = tmp_path / "client.pem"
+
+    def renew(name: str) -> None:
+        path.write_bytes(ca.issue_cert(name).private_key_and_cert_chain_pem.bytes())
+
+    renew("one.test")
+    setting = TLS(cert=str(path))
+    first = context_for(setting)
+    assert context_for(setting) is first
+    renew("a-second-one.test")
+    assert context_for(setting) is not first
