@@ -224,6 +224,8 @@ class Reply(msgspec.Struct, frozen=True, eq=False):
         model: the model that the server says answered, or None.
         headers: the answer's headers, names in lower case.
         timeline: where the time went.
+        raw: the answer's bytes as they came, for what only this server sends; ``b""`` of a streamed one, whose chunks
+            have theirs.
     """
 
     text: str = ""
@@ -235,6 +237,7 @@ class Reply(msgspec.Struct, frozen=True, eq=False):
     model: str | None = None
     headers: Mapping[str, str] = {}
     timeline: Timeline | None = None
+    raw: bytes = b""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """What rich shows: as ``repr``, no content."""
@@ -353,6 +356,7 @@ class ReplyBuilder:
         model: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeline: Timeline | None = None,
+        raw: bytes = b"",
     ) -> Reply:
         """What has been added so far."""
         return Reply(
@@ -368,4 +372,5 @@ class ReplyBuilder:
             model=model,
             headers=headers or {},
             timeline=timeline,
+            raw=raw,
         )

@@ -113,6 +113,7 @@ class Run:
         "_opener",
         "_pool",
         "_prepared",
+        "_raw",
         "_reading",
         "_record",
         "_retries",
@@ -179,6 +180,7 @@ class Run:
         self._api_key: str | None = None
         self._error: BaseException | None = None
         self._timeline: Timeline | None = None
+        self._raw = b""  # the whole answer, if it was not streamed
         self._reading = False
         self._stale_retry = False
         self._stale = 0  # attempts that found a connection dead: not counted in Retries.max_attempts
@@ -202,7 +204,9 @@ class Run:
         head = self.head
         if head is None:
             return self._builder.reply(timeline=self._timeline)
-        reply = self._builder.reply(id=head.id, model=head.model, headers=head.headers, timeline=self._timeline)
+        reply = self._builder.reply(
+            id=head.id, model=head.model, headers=head.headers, timeline=self._timeline, raw=self._raw
+        )
         if reply.usage is None and head.usage is not None:  # the server has said it, and the caller left before
             return msgspec.structs.replace(reply, usage=head.usage)
         return reply
@@ -486,6 +490,8 @@ class Run:
             if items:
                 if isinstance(items[0], Chunk):
                     self._builder.add(items)  # type: ignore[arg-type]
+                    if not self.streamed:
+                        self._raw = items[-1].raw  # type: ignore[union-attr]
                 else:
                     self.items.extend(items)
                 return items  # type: ignore[return-value]

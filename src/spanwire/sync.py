@@ -180,6 +180,11 @@ class SyncConnectionManager:
     def __repr__(self) -> str:
         return f"Sync{self._manager!r}"
 
+    @property
+    def manager(self) -> ConnectionManager:
+        """The async manager below, for code that has both kinds of callers."""
+        return self._manager
+
     def __enter__(self) -> Self:
         return self
 
