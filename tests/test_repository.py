@@ -64,9 +64,10 @@ def test_extra_all_is_all() -> None:
 
 @each_member
 def test_member_has_its_folder_of_tests(folder: Path) -> None:
-    """plugins/spanwire-sse is tested in tests/plugins/sse or tests/plugins/test_sse*.py."""
+    """plugins/spanwire-sse is tested in tests/plugins/sse or tests/plugins/test_sse*.py; integrations/langchain-spanwire
+    in tests/integrations/langchain."""
     (package,) = (folder / "src").iterdir()
-    name = package.name.removeprefix("spanwire_")
+    name = package.name.removeprefix("spanwire_").removesuffix("_spanwire")
     tests = ROOT / "tests" / folder.parent.name
     assert [*tests.glob(f"{name}/test_*.py"), *tests.glob(f"test_{name}*.py")]
 
