@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import litellm
 import litellm_spanwire
+from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 
 from spanwire.errors import SpanwireError
 from spanwire.testing import LoopbackServer
@@ -24,7 +25,10 @@ def run(body: Callable[[], Awaitable[T]]) -> T:
 
     async def main() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: heard.append(context))
-        return await body()
+        try:
+            return await body()
+        finally:
+            await GLOBAL_LOGGING_WORKER.flush()  # else it tells the next test's callbacks of this one's calls
 
     result = asyncio.run(main())
     assert heard == []
@@ -75,7 +79,7 @@ class Seen:
                 entry[0] += call.id or ""
                 entry[1] += call.function.name or ""
                 entry[2] += call.function.arguments or ""
-        return [(id, name, arguments) for _, (id, name, arguments) in sorted(found.items())]
+        return [(id_, name, arguments) for _, (id_, name, arguments) in sorted(found.items())]
 
     @property
     def finish_reason(self) -> str | None:
