@@ -24,8 +24,9 @@ _INSTALL_LIMIT_S = 900.0
 # --- installing -------------------------------------------------------------------------------------------------------
 
 
-def python_peer(name: str, requirement: str) -> Path:
-    """The Python of an environment that holds `requirement` and nothing else of ours. Skips if it cannot be made."""
+def python_peer(name: str, requirement: str, *ours: Path) -> Path:
+    """The Python of an environment that holds `requirement` and nothing of ours but the folders `ours`. Skips if it
+    cannot be made."""
     venv = HOME / name / "venv"
     python = venv / "bin/python"
     if not _is_installed(name, requirement, python):
@@ -34,7 +35,10 @@ def python_peer(name: str, requirement: str) -> Path:
             name,
             requirement,
             [*uv, "venv", "--quiet", str(venv)],
-            [*uv, "pip", "install", "--python", str(python), requirement],
+            [
+                *(*uv, "pip", "install", "--python", str(python), requirement),
+                *(part for folder in ours for part in ("--editable", str(folder))),
+            ],
         )
     return python
 

@@ -41,9 +41,7 @@ class Traced:
 
     def of_spanwire(self) -> ReadableSpan:
         """Its one span for the call."""
-        calls = [
-            s for s in self.spans if s.instrumentation_scope.name == "spanwire" and s.kind is trace.SpanKind.CLIENT
-        ]
+        calls = [s for s in self.spans if s.kind is trace.SpanKind.CLIENT and _scope(s) == "spanwire"]
         assert len(calls) == 1
         return calls[0]
 
