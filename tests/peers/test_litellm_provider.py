@@ -153,9 +153,12 @@ def test_a_client_that_goes_away(proxy: Proxy) -> None:
 
 
 def test_a_client_that_wants_to_choose_the_socket(proxy: Proxy) -> None:
+    wanted: Any = {"uds": "/var/run/docker.sock"}
     with spanwire.SyncConnectionManager() as manager:
         with pytest.raises(BadRequest, match="not by its clients"):
-            manager.complete(proxy.endpoint, call(spanwire={"uds": "/var/run/docker.sock"}))
+            manager.complete(proxy.endpoint, call(spanwire=wanted))
+        with pytest.raises(BadRequest, match="not by its clients"):
+            manager.embed(proxy.endpoint, spanwire.Call.embeddings("e", ["a"], spanwire=wanted))
     assert proxy.upstream.requests == []
 
 

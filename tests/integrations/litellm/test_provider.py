@@ -323,6 +323,29 @@ def test_unknown_settings_are_named(server: LoopbackServer, way: str) -> None:
     assert ask(way, {**to(server), "api_base": None}).error.status_code == 400
 
 
+# --- routes that LiteLLM builds on chat ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_responses(server: LoopbackServer, streamed: bool) -> None:
+    made = litellm.responses(model="spanwire/m", input="Say hello", api_base=server.url, stream=streamed)
+    if streamed:
+        assert "".join(e.delta for e in made if e.type == "response.output_text.delta") == TEXT
+    else:
+        assert made.output_text == TEXT
+    assert server.requests[0].path == "/v1/chat/completions"
+
+
+def test_messages_and_text_completion(server: LoopbackServer) -> None:
+    async def body() -> None:
+        given = {"model": "spanwire/m", "api_base": server.url}
+        made = await litellm.anthropic_messages(messages=MESSAGES, max_tokens=5, **given)
+        assert made["content"][0]["text"] == TEXT
+        assert (await litellm.atext_completion(prompt="Say hello", **given)).choices[0].text == TEXT
+
+    run(body)
+
+
 # --- embeddings -----------------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,6 @@ The proxy needs no code: its configuration names :data:`handler`.
 """
 
 from .provider import PROVIDER, SpanwireLLM, handler, register
-from .report import report
+from .reports import report
 
 __all__ = ["PROVIDER", "SpanwireLLM", "handler", "register", "report"]

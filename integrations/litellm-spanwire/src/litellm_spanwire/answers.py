@@ -13,7 +13,7 @@ from litellm.types.utils import Choices, Delta, Message, ModelResponseStream, St
 
 from spanwire import Chunk, Embeddings, Reply, Usage
 
-from .report import KEY, fill
+from .reports import KEY, fill
 
 __all__ = ["Shaper", "fill_embeddings", "fill_reply", "hidden_params"]
 

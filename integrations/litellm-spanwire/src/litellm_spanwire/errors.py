@@ -14,7 +14,7 @@ import litellm
 
 from spanwire import errors
 
-from .report import KEY, fill
+from .reports import KEY, fill
 
 __all__ = ["translated"]
 

@@ -23,7 +23,7 @@ from spanwire.sync import default_sync_manager
 
 from .answers import Shaper, fill_embeddings, fill_reply, hidden_params
 from .errors import translated
-from .report import KEY
+from .reports import KEY
 from .settings import call_of, embeddings_of, endpoint_of, split, timeouts_of
 from .streams import AsyncAnswer, SyncAnswer
 from .tracing import context_of, entered

@@ -14,7 +14,7 @@ from spanwire.sync import SyncStream
 
 from .answers import Shaper
 from .errors import translated
-from .report import fill
+from .reports import fill
 from .tracing import entered
 
 __all__ = ["AsyncAnswer", "SyncAnswer"]
