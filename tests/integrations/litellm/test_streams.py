@@ -103,9 +103,10 @@ def test_cancelling_a_stream(server: LoopbackServer) -> None:
 
     async def body() -> None:
         reading = asyncio.Event()
+        stream = await litellm.acompletion(**to(server), stream=True)
 
         async def read() -> None:
-            async for _ in await litellm.acompletion(**to(server), stream=True):
+            async for _ in stream:
                 reading.set()
 
         task = asyncio.create_task(read())
@@ -113,7 +114,10 @@ def test_cancelling_a_stream(server: LoopbackServer) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await wait_for(server, left_and_closed)
+        await wait_for(server, left_and_closed)  # while the stream is still held
+        found = litellm_spanwire.report(stream)
+        assert found is not None
+        assert found["outcome"] == "cancelled"
 
     run(body)
 
@@ -194,7 +198,8 @@ def test_the_loop_ends_before_the_stream(server: LoopbackServer) -> None:
 def test_leaving_a_synchronous_stream(server: LoopbackServer, how: str) -> None:
     server.script(SLOW)
     stream = litellm.completion(**to(server), stream=True)
-    next(stream)
+    found = litellm_spanwire.report(next(stream))
+    assert found == {}
     if how == "close":
         stream.close()
     elif how == "with":
@@ -204,6 +209,7 @@ def test_leaving_a_synchronous_stream(server: LoopbackServer, how: str) -> None:
         del stream
         gc.collect()
     server.wait_for(left_and_closed)
+    assert found.get("outcome") == (None if how == "drop" else "closed_by_caller")
 
 
 def test_a_chunk_after_the_end(server: LoopbackServer) -> None:
