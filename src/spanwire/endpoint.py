@@ -177,7 +177,9 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         headers: sent with every call.
         query: added to the URL of every call.
         tls: see :class:`TLS`.
-        proxy: ``"env"`` (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), a proxy's URL, or None for none.
+        proxy: ``"env"`` (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY; read when the endpoint is first used), a proxy's
+            URL (``http``, ``https``, ``socks4``, ``socks4a``, ``socks5``, ``socks5h``), or None for none. An ``https``
+            proxy is always verified, by the system's certificates and ``TLS.ca``, and gets no client certificate.
         uds: path of a unix socket to connect to instead of the URL's host and port.
         transport: the transport's name, where the scheme does not say it.
         dialect: the server's message schema; None takes the transport's default.

@@ -77,6 +77,8 @@ class LoopState:
             transport = prepared.spec.name
 
             def on_connect(attempt: Attempt, dial: Dial, member: Member | None, error: SpanwireError | None) -> None:
+                if member is not None and getattr(member.connection, "self_pooling", False):
+                    return  # nothing was connected: it will do that by itself
                 if telemetry is not None:
                     protocol = member.connection.protocol if member is not None else None
                     context = telemetry.connected(attempt.endpoint, transport, dial, protocol, error)

@@ -27,7 +27,7 @@ from .manager import ConnectionManager, Stream, default_manager
 from .telemetry import Telemetry
 from .timeline import Timeline
 
-__all__ = ["SyncConnectionManager", "SyncStream", "default_sync_manager"]
+__all__ = ["SyncConnectionManager", "SyncStream", "default_sync_manager", "on_loop_thread"]
 
 _T = TypeVar("_T")
 #: How long the interpreter's exit waits for the loop thread to close its connections, in seconds.
@@ -147,6 +147,12 @@ def _loop_thread() -> _LoopThread:
         if _thread is None:
             _thread = _LoopThread()
         return _thread
+
+
+def on_loop_thread() -> bool:
+    """Whether the caller runs on the synchronous manager's own event loop: a transport asks it, to refuse what is bound
+    to a loop of the user's."""
+    return _thread is not None and threading.current_thread() is _thread._thread
 
 
 def _refuse_gevent() -> None:

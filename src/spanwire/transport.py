@@ -194,7 +194,11 @@ class Exchange(Protocol):
 
 @runtime_checkable
 class Connection(Protocol):
-    """Carries exchanges. Belongs to the loop that made it; the pool owns it."""
+    """Carries exchanges. Belongs to the loop that made it; the pool owns it.
+
+    One that has pooled connections of its own behind it says so with an attribute ``self_pooling = True``: it is made
+    without connecting, gets no span, and its exchanges say which connection they were on (``Marks.use``).
+    """
 
     @property
     def capacity(self) -> int:

@@ -66,9 +66,9 @@ def test_a_waiting_call_that_is_cancelled_as_the_slot_comes_free(turns: int) -> 
 
 def slow_dial(monkeypatch: pytest.MonkeyPatch, dice: random.Random) -> None:
 
-    async def dial(*arguments: Any) -> Any:
+    async def dial(*arguments: Any, **keywords: Any) -> Any:
         await asyncio.sleep(dice.random() * 0.004)
-        made = await real_dial(*arguments)
+        made = await real_dial(*arguments, **keywords)
         try:
             await asyncio.sleep(dice.random() * 0.002)
         except asyncio.CancelledError:

@@ -899,3 +899,17 @@ def test_a_slow_answer_shows_as_model_time_and_not_as_network() -> None:
                 assert first.first_content_s - first.first_byte_s >= 0.05
 
         run(body)
+
+
+def test_a_whole_answer_s_bytes_are_kept_and_a_streamed_one_s_are_not() -> None:
+    body = b'{"id": "c", "x_new": 1, "choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": "stop"}]}'
+
+    async def main() -> None:
+        with serving(Script(body=body), hello()) as server:
+            async with spanwire.ConnectionManager() as manager:
+                assert (await manager.complete(server.endpoint(), chat())).raw == body
+                async with manager.stream(server.endpoint(), chat()) as stream:
+                    assert all([chunk.raw async for chunk in stream])
+                assert stream.reply.raw == b""
+
+    run(main)

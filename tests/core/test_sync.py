@@ -295,3 +295,9 @@ def test_a_loop_that_there_is_not_is_refused(name: str, hide: str, words: str) -
         env={**os.environ, "SPANWIRE_LOOP": name},
     )
     assert (done.stdout, done.stderr) == (words + "\n", "")
+
+
+def test_the_manager_below_is_told() -> None:
+    manager = spanwire.ConnectionManager()
+    assert spanwire.SyncConnectionManager(manager).manager is manager
+    assert spanwire.default_sync_manager().manager is spanwire.default_manager()

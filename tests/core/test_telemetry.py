@@ -371,7 +371,8 @@ def test_the_default_metrics_are_three_records_for_each_call(heard: Heard) -> No
 
 def test_token_usage_and_segments_are_opt_in(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPANWIRE_METRICS", "tokens, segments")
-    with serving(hello(usage=spanwire.Usage(3, 5, 8))) as server:
+    # Longer than any round trip on loopback: an estimate below that would be dropped.
+    with serving(hello(usage=spanwire.Usage(3, 5, 8), prefill_s=0.1)) as server:
         call_once(server, heard, chat())
     found = heard.metrics()
     assert "gen_ai.client.operation.duration" not in found

@@ -24,21 +24,18 @@ _INSTALL_LIMIT_S = 900.0
 # --- installing -------------------------------------------------------------------------------------------------------
 
 
-def python_peer(name: str, requirement: str, *ours: Path) -> Path:
-    """The Python of an environment that holds `requirement` and nothing of ours but the folders `ours`. Skips if it
-    cannot be made."""
+def python_peer(name: str, *requirements: str) -> Path:
+    """The Python of an environment that holds these requirements and nothing else. Skips if it cannot be made."""
     venv = HOME / name / "venv"
     python = venv / "bin/python"
+    requirement = " ".join(requirements)
     if not _is_installed(name, requirement, python):
         uv = ("sh", str(ROOT / "scripts/bootstrap.sh"))
         _install(
             name,
             requirement,
             [*uv, "venv", "--quiet", str(venv)],
-            [
-                *(*uv, "pip", "install", "--python", str(python), requirement),
-                *(part for folder in ours for part in ("--editable", str(folder))),
-            ],
+            [*uv, "pip", "install", "--python", str(python), *requirements],
         )
     return python
 

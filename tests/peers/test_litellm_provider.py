@@ -27,11 +27,8 @@ class Proxy(NamedTuple):
 
 @pytest.fixture(scope="module")
 def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    python = python_peer(
-        "litellm-spanwire",
-        "litellm[proxy]==1.108.7",
-        *(ROOT, ROOT / "plugins/spanwire-sse", ROOT / "integrations/litellm-spanwire"),
-    )
+    ours = (ROOT, ROOT / "plugins/spanwire-sse", ROOT / "integrations/litellm-spanwire")
+    python = python_peer("litellm-spanwire", "litellm[proxy]==1.108.7", *(f"--editable={folder}" for folder in ours))
     folder = tmp_path_factory.mktemp("litellm-spanwire")
     port, key = free_port(), f"sk-{secrets.token_hex(16)}"
     with LoopbackServer() as upstream:

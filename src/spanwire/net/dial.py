@@ -1,9 +1,12 @@
-"""Makes a TCP, TLS or unix connection and marks each part: ``dns``, ``tcp``, ``tls``, ``connect`` (unix socket)."""
+"""Makes a connection: directly by TCP, with TLS, by a unix socket, or through a proxy. Each part is marked.
+
+``dns`` and ``tcp`` (behind an HTTP proxy: to the proxy), ``proxy`` (TLS to the proxy and its consent; all that SOCKS
+does), ``tls`` (to the endpoint), ``connect`` (a unix socket).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
@@ -14,55 +17,83 @@ from typing import TypeVar
 import aiohappyeyeballs
 
 from ..endpoint import Endpoint
-from ..errors import ConfigurationError, ConnectionFailed
+from ..errors import ConfigurationError
 from ..timeline import Marks
-from .proxies import proxy_for
-from .tls import context_for
+from .failures import connect_failed, tls_failed
+from .proxies import Proxy, Route, route_for
+from .tls import context_for, handshake_with, proxy_context_for
+from .tunnel import connect_through, shut_down, socks_through
 
-__all__ = ["HAPPY_EYEBALLS_DELAY_S", "dial"]
+__all__ = ["HAPPY_EYEBALLS_DELAY_S", "dial", "route_of"]
 
 #: Head start of the first address over the next one, in seconds. Source: RFC 8305 section 8.
 HAPPY_EYEBALLS_DELAY_S = 0.25
 
-#: What OpenSSL calls an answer that is plain text.
-_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
-
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
+def route_of(endpoint: Endpoint, *, forward: bool = False) -> Route:
+    """The way to an endpoint. The environment is read when it is first asked for, and then holds for this endpoint.
+
+    So a connection is made through the proxy that the endpoint's key was made with, also where a variable changes in
+    between. Arguments and errors: :func:`~spanwire.net.proxies.route_for`.
+    """
+    name = "_route_forward" if forward else "_route"
+    found: Route | None = endpoint.__dict__.get(name)
+    if found is None:
+        found = endpoint.__dict__[name] = route_for(endpoint, os.environ, forward=forward)
+    return found
+
+
 async def dial(
-    endpoint: Endpoint, marks: Marks, factory: Callable[[], _P], *, alpn: tuple[str, ...] = ("http/1.1",)
+    endpoint: Endpoint,
+    marks: Marks,
+    factory: Callable[[], _P],
+    *,
+    alpn: tuple[str, ...] = ("http/1.1",),
+    route: Route | None = None,
 ) -> _P:
     """Connect to the endpoint's host, or its unix socket, and return the protocol that now has the connection.
 
-    ``alpn``: what TLS offers the server to speak, the best one first.
+    Args:
+        alpn: protocols to offer with TLS, the preferred one first.
+        route: from :func:`route_of`. Whoever passes ``forward=True`` there has to write requests in absolute form where
+            ``route.how`` is ``forward``. By default a proxy only ever tunnels.
 
     Raises:
         ConnectionFailed: with the phase in which it failed.
-        ConfigurationError: TLS files that cannot be loaded, a proxy that this transport cannot go through.
+        ConfigurationError: TLS files that cannot be loaded, a proxy's setting that is none, a missing extra.
     """
-    _refuse_proxy(endpoint)
+    context = context_for(endpoint.tls, alpn) if endpoint.secure else None
     if endpoint.uds is not None:
-        return await _dial_unix(endpoint, endpoint.uds, marks, factory, alpn)
-    context = context_for(endpoint.tls, alpn=alpn) if endpoint.secure else None
-    addresses = await _resolve(endpoint, marks)
-    sock = await _connect(endpoint, addresses, marks)
-    return await _adopt(endpoint, sock, context, marks, factory)
+        return await _dial_unix(endpoint, endpoint.uds, context, marks, factory)
+    proxy = (route or route_of(endpoint)).proxy
+    if proxy is None:
+        sock = await _tcp(endpoint, None, marks)
+        return await _adopt(endpoint, sock, context, None, marks, factory)
+    if proxy.socks:
+        sock = await socks_through(endpoint, proxy, marks)
+        return await _adopt(endpoint, sock, context, None, marks, factory)
+    outer = proxy_context_for(endpoint.tls) if proxy.scheme == "https" else None
+    sock = await _tcp(endpoint, proxy, marks)
+    if route is not None and route.how == "forward":
+        return await _adopt(endpoint, sock, outer, proxy, marks, factory)
+    return await connect_through(endpoint, proxy, sock, outer, context, marks, factory)
 
 
-def _refuse_proxy(endpoint: Endpoint) -> None:
-    found = proxy_for(endpoint, os.environ)
-    if found is not None:
-        raise ConfigurationError(
-            f"{found[1]} asks for a proxy, and spanwire's own connections go directly only; "
-            "add the host to NO_PROXY, or use Endpoint(proxy=None)",
-            endpoint=endpoint.address,
-            phase="proxy",
-        )
+async def _tcp(endpoint: Endpoint, proxy: Proxy | None, marks: Marks) -> socket.socket:
+    """A TCP connection to the endpoint, or to the proxy before it."""
+    host, port = endpoint.origin[1:] if proxy is None else (proxy.host, proxy.port)
+    addresses = await _resolve(endpoint, host, port, proxy, marks)
+    sock = await _connect(endpoint, addresses, proxy, marks)
+    if proxy is None and len(addresses) == 1:  # of a race the interval is longer than one round trip
+        marks.rtt_ns = marks.duration_ns("tcp")
+    return sock
 
 
-async def _resolve(endpoint: Endpoint, marks: Marks) -> list[aiohappyeyeballs.AddrInfoType]:
-    host, port = endpoint.origin.host, endpoint.origin.port
+async def _resolve(
+    endpoint: Endpoint, host: str, port: int, proxy: Proxy | None, marks: Marks
+) -> list[aiohappyeyeballs.AddrInfoType]:
     literal = _literal(host, port)
     if literal is not None:
         return [literal]
@@ -72,7 +103,9 @@ async def _resolve(endpoint: Endpoint, marks: Marks) -> list[aiohappyeyeballs.Ad
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         again = getattr(error, "errno", None) == socket.EAI_AGAIN  # the resolver may know it in a moment
-        raise _failed(endpoint, "dns", f"the name {host!r} cannot be resolved", error, retryable=again) from error
+        whose = "" if proxy is None else f" of the proxy ({proxy.setting})"
+        what = f"the name {host!r}{whose} cannot be resolved"
+        raise connect_failed(endpoint, "dns", what, error, retryable=again) from error
     marks.end("dns", time.perf_counter_ns())
     return [*found]
 
@@ -88,96 +121,69 @@ def _literal(host: str, port: int) -> aiohappyeyeballs.AddrInfoType | None:
     return None
 
 
-async def _connect(endpoint: Endpoint, addresses: list[aiohappyeyeballs.AddrInfoType], marks: Marks) -> socket.socket:
+async def _connect(
+    endpoint: Endpoint, addresses: list[aiohappyeyeballs.AddrInfoType], proxy: Proxy | None, marks: Marks
+) -> socket.socket:
     marks.begin("tcp", time.perf_counter_ns())
     try:
         sock = await aiohappyeyeballs.start_connection(
             addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1
         )
     except OSError as error:
-        where = f"{len(addresses)} addresses" if len(addresses) > 1 else "the server"
-        raise _failed(endpoint, "tcp", f"{where} cannot be reached", error) from error
+        where = "the server" if proxy is None else f"the proxy {proxy}"
+        if len(addresses) > 1:
+            where = f"{len(addresses)} addresses" if proxy is None else f"{where} at {len(addresses)} addresses"
+        raise connect_failed(endpoint, "tcp", f"{where} cannot be reached", error) from error
     marks.end("tcp", time.perf_counter_ns())
-    if len(addresses) == 1:  # of a race the interval is longer than one round trip
-        marks.rtt_ns = marks.duration_ns("tcp")
     return sock
 
 
 async def _adopt(
-    endpoint: Endpoint, sock: socket.socket, context: ssl.SSLContext | None, marks: Marks, factory: Callable[[], _P]
+    endpoint: Endpoint,
+    sock: socket.socket,
+    context: ssl.SSLContext | None,
+    proxy: Proxy | None,
+    marks: Marks,
+    factory: Callable[[], _P],
 ) -> _P:
+    """Make the socket a connection of the loop, with TLS to the endpoint, or to the proxy that is given."""
     loop = asyncio.get_running_loop()
     try:
         if context is None:
             _, protocol = await loop.create_connection(factory, sock=sock)
             return protocol
-        marks.begin("tls", time.perf_counter_ns())
-        _, protocol = await loop.create_connection(
-            factory, sock=sock, ssl=context, server_hostname=endpoint.origin.host, ssl_handshake_timeout=None
-        )
-        marks.end("tls", time.perf_counter_ns())
+        part = "tls" if proxy is None else "proxy"
+        host, port = endpoint.origin[1:] if proxy is None else (proxy.host, proxy.port)
+        marks.begin(part, time.perf_counter_ns())
+        with handshake_with(context, host, port):
+            _, protocol = await loop.create_connection(factory, sock=sock, ssl=context, server_hostname=host)
+        marks.end(part, time.perf_counter_ns())
         return protocol
-    except ssl.SSLCertVerificationError as error:
-        _end(sock)
-        raise _not_trusted(endpoint, error) from error
     except OSError as error:  # ssl.SSLError is one
-        _end(sock)
-        what = "the TLS handshake failed"
-        if getattr(error, "reason", None) in _NO_TLS:
-            what = "the server does not speak TLS here (is it http:// and not https://?)"
-        raise _failed(endpoint, "tls", what, error) from error
+        shut_down(sock)
+        if context is None:
+            raise connect_failed(endpoint, "tcp", "the connection broke at once", error) from error
+        raise tls_failed(endpoint, context, error, proxy) from error
     except BaseException:
-        _end(sock)
+        shut_down(sock)
         raise
 
 
-def _end(sock: socket.socket) -> None:
-    """Tell the peer. Not ``close()``: a transport of the loop owns the descriptor by now, and closes it in a moment."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
 async def _dial_unix(
-    endpoint: Endpoint, path: str, marks: Marks, factory: Callable[[], _P], alpn: tuple[str, ...]
+    endpoint: Endpoint, path: str, context: ssl.SSLContext | None, marks: Marks, factory: Callable[[], _P]
 ) -> _P:
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("Endpoint.uds: this system has no unix sockets")
-    context = context_for(endpoint.tls, alpn=alpn) if endpoint.secure else None
     marks.begin("connect", time.perf_counter_ns())
     try:
         _, protocol = await asyncio.get_running_loop().create_unix_connection(
             factory, path, ssl=context, server_hostname=endpoint.origin.host if context else None
         )
-    except ssl.SSLCertVerificationError as error:
-        raise _not_trusted(endpoint, error) from error
     except ssl.SSLError as error:
-        raise _failed(endpoint, "tls", "the TLS handshake failed", error) from error
+        assert context is not None
+        raise tls_failed(endpoint, context, error) from error
     except OSError as error:
-        raise _failed(endpoint, "connect", "the unix socket cannot be reached", error) from error
+        raise connect_failed(endpoint, "connect", "the unix socket cannot be reached", error) from error
     marks.end("connect", time.perf_counter_ns())
     marks.rtt_ns = 0  # there is no network in between
     return protocol
-
-
-def _not_trusted(endpoint: Endpoint, error: BaseException) -> ConnectionFailed:
-    what = "the server's certificate is not trusted; for a private CA use TLS(ca=FILE)"
-    return _failed(endpoint, "tls", what, error, retryable=False)
-
-
-def _failed(
-    endpoint: Endpoint, phase: str, what: str, error: BaseException, *, retryable: bool = True
-) -> ConnectionFailed:
-    return ConnectionFailed(f"{what}: {_words(error)}", endpoint=endpoint.address, phase=phase, retryable=retryable)
-
-
-def _words(error: BaseException) -> str:
-    """What the system says: asyncio and OpenSSL put it behind words of their own."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
-    if isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return str(error) or type(error).__name__

@@ -16,6 +16,8 @@ import httptools
 from ..errors import ConnectionFailed, ProtocolError, SpanwireError
 from . import sockets
 from .carrier import Sink
+from .failures import certificate_refused
+from .tls import remember_session
 
 __all__ = ["MAX_HEAD_BYTES", "HTTP1Connection"]
 
@@ -60,8 +62,10 @@ class HTTP1Connection(asyncio.Protocol):
         "_keep_alive_until_ns",
         "_parser",
         "_pid",
+        "_refused",
         "_rest",
         "_round_trip",
+        "_session_kept",
         "_sink",
         "_transport",
         "_until_eof",
@@ -94,6 +98,8 @@ class HTTP1Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._write_paused = False
         self._rest: memoryview | bytes = b""
+        self._session_kept = False
+        self._refused: ConnectionFailed | None = None
         self.arrival_ns = 0
         self.first_arrival_ns = 0
         self.paused = False
@@ -103,7 +109,7 @@ class HTTP1Connection(asyncio.Protocol):
     def send(self, request: bytes, sink: Sink) -> bool:
         """Write a whole request. Returns whether it is in the kernel's buffer already; else ``sink.on_sent`` follows."""
         if self._transport is None or self._sink is not None or not self.usable():
-            raise ConnectionFailed(
+            raise self._refused or ConnectionFailed(
                 "the connection was closed before the request was sent", endpoint=self._address, phase="send"
             )
         self._sink = sink
@@ -159,9 +165,10 @@ class HTTP1Connection(asyncio.Protocol):
         """See :meth:`spanwire.net.sockets.RoundTrip.min_ns`."""
         return self._round_trip.min_ns()
 
-    def set_connect_rtt(self, rtt_ns: int | None) -> None:
-        """What the dial knows of the round trip: 0 for a unix socket."""
+    def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
+        """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
         self._round_trip.connect_ns = rtt_ns
+        self._round_trip.through_proxy = through_proxy
 
     async def aclose(self) -> None:
         """Close in order and wait until it is done."""
@@ -242,7 +249,10 @@ class HTTP1Connection(asyncio.Protocol):
         if not self._closed.done():
             self._closed.set_result(None)
         sink, self._sink = self._sink, None
+        # After an answer an alert means something else.
+        refused = None if self._session_kept else certificate_refused(self._address, error)
         if sink is None:
+            self._refused = refused
             return
         self.arrival_ns = time.perf_counter_ns()
         if self._until_eof and error is None and not self._in_head:
@@ -253,7 +263,7 @@ class HTTP1Connection(asyncio.Protocol):
             what, phase = "the connection broke in the middle of the answer", "read"
         else:
             what, phase = "the connection was closed before anything of the answer came", "wait"
-        failed = ConnectionFailed(f"{what}{words}", endpoint=self._address, phase=phase)
+        failed = refused or ConnectionFailed(f"{what}{words}", endpoint=self._address, phase=phase)
         failed.__cause__ = error
         sink.on_lost(failed)
 
@@ -323,6 +333,10 @@ class HTTP1Connection(asyncio.Protocol):
         if self._sink is not sink:  # it has left while the last bytes were handed over
             return
         self._sink = None
+        if not self._session_kept:
+            self._session_kept = True
+            if self._transport is not None:
+                remember_session(self._transport.get_extra_info("ssl_object"))
         self._keep_alive_until_ns = 0
         if self._keep_alive_asked:
             self._hear_keep_alive(self._keep_alive_asked)

@@ -39,6 +39,8 @@ from hyperframe.frame import DataFrame, WindowUpdateFrame
 from ..errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
 from . import sockets
 from .carrier import Sink
+from .failures import certificate_refused
+from .tls import remember_session
 
 __all__ = [
     "CONNECTION_WINDOW_BYTES",
@@ -180,6 +182,7 @@ class HTTP2Connection(asyncio.Protocol):
         "_partial",
         "_pid",
         "_round_trip",
+        "_session_kept",
         "_streams",
         "_taken",
         "_touched",
@@ -200,6 +203,7 @@ class HTTP2Connection(asyncio.Protocol):
         self._pid = os.getpid()
         self._transport: asyncio.Transport | None = None
         self._round_trip = sockets.RoundTrip()
+        self._session_kept = False
         self._engine = _Engine()
         self._closed = asyncio.get_running_loop().create_future()
         self._streams: dict[int, HTTP2Stream] = {}  # those that the server counts
@@ -238,9 +242,10 @@ class HTTP2Connection(asyncio.Protocol):
         """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
         return self._round_trip.min_ns()
 
-    def set_connect_rtt(self, rtt_ns: int | None) -> None:
-        """What the dial knows of the round trip: 0 for a unix socket."""
+    def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
+        """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
         self._round_trip.connect_ns = rtt_ns
+        self._round_trip.through_proxy = through_proxy
 
     async def aclose(self) -> None:
         """Say GOAWAY, close in order and wait until it is done."""
@@ -296,7 +301,9 @@ class HTTP2Connection(asyncio.Protocol):
         blocked = written = 0
         while blocked < len(uploads) and not self._write_paused and not self._is_over():
             stream = uploads.popleft()
-            size = min(len(stream.rest), engine.local_flow_control_window(stream.id), engine.max_outbound_frame_size)
+            window = engine.local_flow_control_window(stream.id)
+            # nginx takes frames of 16 MiB: one of that size would wait in our buffer, in front of everything else.
+            size = min(len(stream.rest), window, engine.max_outbound_frame_size, _PIECE_BYTES)
             if size <= 0:
                 uploads.append(stream)
                 blocked += 1
@@ -444,7 +451,9 @@ class HTTP2Connection(asyncio.Protocol):
             self._closed.set_result(None)
         self.arrival_ns = time.perf_counter_ns()
         self._touched = {}
-        self._lose_all(lambda stream: self._broken(stream, error))
+        # After an answer an alert means something else.
+        refused = None if self._session_kept else certificate_refused(self._address, error)
+        self._lose_all(lambda stream: refused or self._broken(stream, error))
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -550,6 +559,10 @@ class HTTP2Connection(asyncio.Protocol):
         else:
             self._forget(stream)
         self._touched[stream] = sink
+        if not self._session_kept:
+            self._session_kept = True
+            if self._transport is not None:
+                remember_session(self._transport.get_extra_info("ssl_object"))
         try:
             sink.on_end()
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's

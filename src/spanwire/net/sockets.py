@@ -10,7 +10,7 @@ import sys
 import time
 from typing import cast
 
-__all__ = ["RoundTrip", "abort", "limit_unsent"]
+__all__ = ["RoundTrip", "abort", "limit_unsent", "min_rtt_ns"]
 
 #: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
 _MIN_RTT = struct.Struct("=I")
@@ -18,11 +18,27 @@ _MIN_RTT_OFFSET = 148
 _NO_SAMPLE = 0xFFFFFFFF
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 _FRESH_NS = 1_000_000_000
+#: A young connection's minimum still falls, so it is asked each time for so many times.
+_YOUNG_ASKS = 16
 #: How much of a request may lie in the kernel's buffer unsent, in bytes (Linux, macOS). Without this limit the kernel takes
 #: up to 4 MiB at once, and ``send`` ends long before the upload does: what is left of it would be counted as the
 #: server's. A large one costs no throughput, since nothing is taken from what is on its way.
 _UNSENT_BYTES = 64 * 1024
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+def min_rtt_ns(of: socket.socket) -> int | None:
+    """The kernel's minimum round trip to the peer, in ns (Linux); None if it does not know."""
+    if _TCP_INFO is None:
+        return None
+    try:
+        info = of.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + _MIN_RTT.size)
+    except (OSError, ValueError, TypeError):  # closed, a unix socket, uvloop's when its loop was closed
+        return None
+    if len(info) < _MIN_RTT_OFFSET + _MIN_RTT.size:  # an old kernel
+        return None
+    (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
+    return None if rtt_us == _NO_SAMPLE else cast(int, rtt_us) * 1000
 
 
 class RoundTrip:
@@ -31,34 +47,35 @@ class RoundTrip:
     Attributes:
         socket: of the connection, None before it is made.
         connect_ns: what the TCP connect took; 0 for a unix socket; None if unknown.
+        through_proxy: what the kernel knows is the round trip to a proxy, so that to the peer is unknown.
     """
 
-    __slots__ = ("_asked_ns", "_min_ns", "connect_ns", "socket")
+    __slots__ = ("_asked_ns", "_asks", "_min_ns", "connect_ns", "socket", "through_proxy")
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.connect_ns: int | None = None
+        self.through_proxy = False
         self._min_ns: int | None = None
         self._asked_ns = 0
+        self._asks = 0
 
     def min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else what the connect took; None if unknown.
 
-        Asked of the kernel at most once a second: it is a minimum over minutes.
+        Asked of the kernel at most once a second, after the first few times: it is a minimum over minutes.
         """
-        if _TCP_INFO is None or self.socket is None or self.connect_ns == 0:
+        if self.through_proxy:
+            return None
+        if self.socket is None or self.connect_ns == 0:
             return self.connect_ns
         now_ns = time.perf_counter_ns()
-        if self._min_ns is None or now_ns - self._asked_ns > _FRESH_NS:
+        if self._asks < _YOUNG_ASKS or now_ns - self._asked_ns > _FRESH_NS:
+            self._asks += 1
             self._asked_ns = now_ns
-            try:
-                info = self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MIN_RTT_OFFSET + 4)
-            except (OSError, ValueError):  # ValueError: uvloop's, when its loop was closed
-                info = b""
-            if len(info) >= _MIN_RTT_OFFSET + 4:
-                (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
-                if rtt_us != _NO_SAMPLE:
-                    self._min_ns = cast(int, rtt_us) * 1000
+            found_ns = min_rtt_ns(self.socket)
+            if found_ns is not None:
+                self._min_ns = found_ns
         return self._min_ns if self._min_ns is not None else self.connect_ns
 
 
@@ -78,8 +95,10 @@ def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
     try:
         transport.abort()
     except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
-        below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)  # TLS has one of its own
-        last_step = getattr(below or transport, "_call_connection_lost", None)
+        bottom: object = transport
+        while (below := getattr(getattr(bottom, "_ssl_protocol", None), "_transport", None)) is not None:
+            bottom = below  # TLS has a transport of its own, and TLS inside TLS (an https:// proxy) has two
+        last_step = getattr(bottom, "_call_connection_lost", None)
         if last_step is not None:
             with contextlib.suppress(RuntimeError):
                 last_step(None)

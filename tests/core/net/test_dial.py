@@ -18,7 +18,7 @@ import trustme
 from spanwire.endpoint import TLS, Endpoint
 from spanwire.errors import ConfigurationError, ConnectionFailed
 from spanwire.net import dial as dial_module
-from spanwire.net.dial import dial
+from spanwire.net.dial import dial, route_of
 from spanwire.timeline import Marks
 
 PROXY_VARIABLES = [
@@ -308,6 +308,20 @@ def test_http_1_1_is_offered() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("alpn", [("h2", "http/1.1"), ("h2",)])
+def test_other_protocols_may_be_offered(alpn: tuple[str, ...]) -> None:
+    async def main() -> None:
+        context = server_context("127.0.0.1")
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        async with served(await tcp(ssl=context)) as port:
+            client = await dial(Endpoint(f"https://127.0.0.1:{port}", tls=trusted()), Marks(), Client, alpn=alpn)
+            assert client.transport is not None
+            assert client.transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+            await client.lost
+
+    run(main)
+
+
 def test_a_certificate_that_is_not_trusted() -> None:
     async def main() -> None:
         async with served(await tcp(ssl=server_context("127.0.0.1"))) as port:
@@ -452,29 +466,21 @@ def test_a_certificate_that_is_not_trusted_over_a_unix_socket(tmp_path: Path) ->
 # --- proxies -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scheme", "name"), [("http", "http_proxy"), ("https", "HTTPS_PROXY"), ("http", "all_proxy")])
-def test_a_proxy_in_the_environment_is_refused_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, name: str
-) -> None:
-    monkeypatch.setenv(name, "http://user:hunter2@proxy:3128")
-
-    async def main() -> None:
-        with pytest.raises(ConfigurationError, match=rf"{name}.*NO_PROXY.*proxy=None") as caught:
-            await dial(Endpoint(f"{scheme}://127.0.0.1:1"), Marks(), Client)
-        assert "hunter2" not in str(caught.value)
-        assert caught.value.phase == "proxy"
-        assert caught.value.endpoint == "127.0.0.1:1"
-
-    run(main)
-
-
-def test_a_proxy_of_the_endpoint_is_refused_too() -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigurationError, match=r"Endpoint\.proxy") as caught:
-            await dial(Endpoint("http://127.0.0.1:1", proxy="http://user:hunter2@p:1"), Marks(), Client)
-        assert "hunter2" not in str(caught.value)
-
-    run(main)
+def test_the_way_is_decided_when_an_endpoint_is_first_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key was made with that proxy, so its connections go through it, whatever a variable says meanwhile."""
+    endpoint = Endpoint("https://h")
+    monkeypatch.setenv("HTTPS_PROXY", "http://one:1")
+    first = route_of(endpoint)
+    monkeypatch.setenv("HTTPS_PROXY", "http://two:2")
+    assert route_of(endpoint) is first
+    assert first.proxy is not None
+    assert first.proxy.host == "one"
+    other = route_of(Endpoint("https://h")).proxy
+    assert other is not None
+    assert other.host == "two"
+    monkeypatch.setenv("HTTPS_PROXY", "nonsense://")
+    with pytest.raises(ConfigurationError, match="HTTPS_PROXY"):
+        route_of(Endpoint("https://h"))
 
 
 def test_no_proxy_and_proxy_none_go_directly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -686,6 +686,39 @@ def test_the_end_of_an_upload_is_seen_when_the_kernel_has_it_all() -> None:
     test(script, body)
 
 
+def test_a_server_that_takes_huge_frames_gets_small_ones() -> None:
+    """As nginx does: the whole prompt in one frame would lie in our buffer, and look like a flood of the server's."""
+    size = 5_000_000
+    gate = asyncio.Event()
+
+    async def script(server: Server) -> None:
+        server.http.max_inbound_frame_size = 2**24 - 1
+        server.hello(initial_window_size=2**31 - 1, max_frame_size=2**24 - 1)
+        server.http.increment_flow_control_window(2**31 - 1 - 65_535)
+        server.flush()
+        await gate.wait()
+        received = 0
+        while received < size:
+            data = (await server.wait(h2.events.DataReceived)).data
+            assert len(data) <= 64 * 1024
+            received += len(data)
+        server.answer(1)
+        await never()
+
+    async def body(connection: HTTP2Connection) -> None:
+        while connection._engine.max_outbound_frame_size < size:
+            await asyncio.sleep(0)
+        _, recorder = ask(connection, bytes(size))
+        transport = connection._transport
+        assert transport is not None
+        assert transport.get_write_buffer_size() < 1 << 20
+        gate.set()
+        await recorder.done
+        assert recorder.body == b"hello"
+
+    test(script, body)
+
+
 def test_uploads_take_turns() -> None:
     size = 500_000
 

@@ -27,7 +27,12 @@ __all__ = [
 def register_transports() -> list[TransportSpec]:
     """``sse``, for ``http`` and ``https``."""
     return [
-        TransportSpec(name="sse", schemes=("http", "https"), factory=SSETransport, options=frozenset({"http_version"}))
+        TransportSpec(
+            name="sse",
+            schemes=("http", "https"),
+            factory=SSETransport,
+            options=frozenset({"http_client", "http_version"}),
+        )
     ]
 
 

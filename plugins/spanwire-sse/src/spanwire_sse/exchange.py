@@ -17,13 +17,15 @@ from urllib.parse import urlsplit
 from spanwire.calls import Chunk
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError, Truncated
 from spanwire.net.carrier import Carrier
+from spanwire.net.proxies import Proxy
+from spanwire.net.tunnel import credentials_wanted
 from spanwire.transport import Attempt, Head, Inbox, Item
 from spanwire.wire.sse import EventStreamParser
 
 from .codec import AnswerDecoder, Codec
 from .decompress import decompressor
 
-__all__ = ["HTTPExchange", "retry_after_s"]
+__all__ = ["ForwardedExchange", "HTTPExchange", "retry_after_s"]
 
 #: How much of the body of an error status is read, in bytes.
 _ERROR_BODY_BYTES = 64 * 1024
@@ -372,6 +374,21 @@ class HTTPExchange(Inbox):
                 )
             self._paused_since_ns = 0
         self._http.resume_reading()
+
+
+class ForwardedExchange(HTTPExchange):
+    """One that a proxy forwards, and may answer itself."""
+
+    __slots__ = ("_proxy",)
+
+    def __init__(self, http: Carrier, codec: Codec, decoder: AnswerDecoder, attempt: Attempt, proxy: Proxy) -> None:
+        super().__init__(http, codec, decoder, attempt)
+        self._proxy = proxy
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None:
+        super().on_head(status, headers)
+        if status == 407:  # no server says that
+            raise credentials_wanted(self._attempt.endpoint.address, self._proxy)
 
 
 def _short(blank: bytes) -> bytes:
