@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import litellm
@@ -313,6 +314,34 @@ def test_settings_of_the_endpoint(server: LoopbackServer, way: str) -> None:
     assert (request.headers["x-a"], request.query) == ("b", "v=1")
     assert "stream_options" not in request.body
     assert not {"spanwire", "transport"} & request.body.keys()
+
+
+async def _key() -> str:
+    return "sk-async"
+
+
+@each_way
+@pytest.mark.parametrize(("key", "sent"), [(lambda: "sk-made", "sk-made"), (_key, "sk-async")])
+def test_a_key_that_is_made_for_each_call(server: LoopbackServer, way: str, key: Any, sent: str) -> None:
+    assert ask(way, to(server, spanwire={"proxy": None, "api_key": key})).text == TEXT
+    assert server.requests[0].headers["authorization"] == f"Bearer {sent}"
+
+
+@each_way
+def test_a_unix_socket(tmp_path: Path, way: str) -> None:
+    path = str(tmp_path / "s")
+    with LoopbackServer(uds=path) as server:
+        given = to(server, api_base="http://localhost/v1", spanwire={"uds": path})
+        assert ask(way, given).text == TEXT
+
+
+@each_way
+def test_a_server_with_a_certificate_of_its_own(way: str) -> None:
+    with LoopbackServer(tls=True) as server:
+        trusted = to(server, spanwire={"proxy": None, "tls": {"ca": server.endpoint().tls.ca}})
+        assert ask(way, trusted).text == TEXT
+        seen = ask(way, to(server))
+        assert "not trusted" in str(seen.error)
 
 
 @each_way

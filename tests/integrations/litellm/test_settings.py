@@ -87,7 +87,7 @@ def test_every_setting() -> None:
         retries=Retries(max_attempts=2),
         options={"include_usage": False},
     )
-    assert set(SETTINGS) == set(Endpoint.__struct_fields__) - {"url", "api_key"}
+    assert set(SETTINGS) == set(Endpoint.__struct_fields__) - {"url"}
 
 
 def test_attempts_are_litellms_to_repeat() -> None:
@@ -111,7 +111,7 @@ def test_settings_without_a_hash_are_taken_too() -> None:
         (None, {}, "api_base"),
         ("", {}, "api_base"),
         ("127.0.0.1:8000", {}, "scheme"),
-        (URL, {"timeout": 3, "verify": False}, "does not know timeout, verify; it knows headers, query"),
+        (URL, {"timeout": 3, "verify": False}, "does not know timeout, verify; it knows api_key, headers, query"),
         (URL, {"tls": {"verfy": False}}, "'tls'.* does not know verfy; it knows verify, ca, cert"),
         (URL, {"limits": 8}, "'limits'.* must be a mapping, not int"),
         (URL, {"limits": {"max_concurrent": 0}}, "at least 1"),

@@ -17,8 +17,9 @@ from spanwire.errors import ConfigurationError
 __all__ = ["SETTINGS", "call_of", "embeddings_of", "endpoint_of", "split", "timeouts_of"]
 
 _NESTED: Mapping[str, type[msgspec.Struct]] = {"tls": TLS, "timeouts": Timeouts, "limits": Limits, "retries": Retries}
-#: Names that ``spanwire={...}`` may hold: the fields of ``Endpoint``, without those that LiteLLM has names of its own for.
-SETTINGS = tuple(name for name in Endpoint.__struct_fields__ if name not in ("url", "api_key"))
+#: Names that ``spanwire={...}`` may hold: the fields of ``Endpoint`` but its URL. LiteLLM has an ``api_key`` of its own,
+#: which has to be text; here it may be a function.
+SETTINGS = tuple(name for name in Endpoint.__struct_fields__ if name != "url")
 #: May also stand beside ``api_base``, as people write them first.
 _BESIDE = ("transport", "dialect")
 #: LiteLLM's own, which it leaves among the parameters.
@@ -92,7 +93,8 @@ def endpoint_of(api_base: str | None, api_key: Any, settings: Mapping[str, Any])
         fields[name] = _nested(name, _NESTED[name], value) if name in _NESTED else value
     if "proxy" in fields and fields["proxy"] in ("", False):  # YAML has no other word for none at all
         fields["proxy"] = None
-    endpoint = Endpoint(api_base, api_key or None, **fields)
+    fields.setdefault("api_key", api_key or None)
+    endpoint = Endpoint(api_base, **fields)
     if key is not None:
         if len(_endpoints) >= _KEPT:
             _endpoints.clear()
