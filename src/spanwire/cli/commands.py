@@ -56,7 +56,8 @@ class SpanwireGroup(TyperGroup):
 
     def _plugin(self, name: str) -> Any:
         found = self._plugins().get(name)
-        if isinstance(found, metadata.EntryPoint):
+        # By what it is not: the backport `importlib_metadata`, once imported, gives entry points of a class of its own.
+        if found is not None and not isinstance(found, TyperGroup):
             found = self._plugins()[name] = _load(found)
         return found
 

@@ -79,6 +79,15 @@ def fail() -> None:
 """
 
 
+def test_entry_points_of_the_backport(spanwire: Spanwire, plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`importlib_metadata` puts its own finder in the place of the standard library's when it is imported."""
+    backport = pytest.importorskip("importlib_metadata")
+    plugin.module("acme_backport", GOOD)
+    plugin.entries("spanwire.commands", backport="acme_backport:app")
+    monkeypatch.setattr("importlib.metadata.entry_points", backport.entry_points)
+    assert spanwire("backport", "show", "3").stdout == "job 3\n"
+
+
 def test_a_plugin_brings_commands_of_its_own(spanwire: Spanwire, plugin: Plugin) -> None:
     plugin.module("acme_good", GOOD)
     plugin.entries("spanwire.commands", jobs="acme_good:app")
