@@ -306,6 +306,10 @@ class HTTP1Connection(asyncio.Protocol):
         for raw_name, raw_value in self._headers:
             name, value = _names.get(raw_name) or _learn(raw_name), raw_value.decode("latin-1").strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        if not self._session_kept:  # tickets come behind the handshake, before any answer
+            self._session_kept = True
+            if self._transport is not None:
+                remember_session(self._transport.get_extra_info("ssl_object"))
         self._until_eof = "content-length" not in headers and "transfer-encoding" not in headers
         self._keep_alive_asked = headers.get("keep-alive", "")
         self._sink.on_head(status, headers)
@@ -333,10 +337,6 @@ class HTTP1Connection(asyncio.Protocol):
         if self._sink is not sink:  # it has left while the last bytes were handed over
             return
         self._sink = None
-        if not self._session_kept:
-            self._session_kept = True
-            if self._transport is not None:
-                remember_session(self._transport.get_extra_info("ssl_object"))
         self._keep_alive_until_ns = 0
         if self._keep_alive_asked:
             self._hear_keep_alive(self._keep_alive_asked)

@@ -527,6 +527,10 @@ class HTTP2Connection(asyncio.Protocol):
             return
         sink = stream.sink
         self._touch(stream, sink)
+        if not self._session_kept:  # tickets come behind the handshake, before any answer
+            self._session_kept = True
+            if self._transport is not None:
+                remember_session(self._transport.get_extra_info("ssl_object"))
         headers: dict[str, str] = {}
         status = ""
         for raw_name, raw_value in cast("Iterable[tuple[bytes, bytes]]", event.headers):
@@ -578,10 +582,6 @@ class HTTP2Connection(asyncio.Protocol):
         else:
             self._forget(stream)
         self._touched[stream] = sink
-        if not self._session_kept:
-            self._session_kept = True
-            if self._transport is not None:
-                remember_session(self._transport.get_extra_info("ssl_object"))
         try:
             sink.on_end()
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's
