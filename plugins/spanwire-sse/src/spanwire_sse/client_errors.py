@@ -6,7 +6,6 @@ a message of theirs may repeat from the request (a header's value, an address wi
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from spanwire.errors import (
     SpanwireError,
     server_error,
 )
+from spanwire.net.failures import words as system_words
 from spanwire.transport import Attempt
 
 from .exchange import retry_after_s
@@ -184,13 +184,6 @@ def _roots(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    """What the system says: the libraries put it behind words of their own."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
-    if isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    return type(error).__name__
+    """What the system says. Not what a library does: its words may have a proxy's password in them."""
+    told = isinstance(error, ssl.SSLError) or (isinstance(error, OSError) and error.errno)
+    return system_words(error) if told else type(error).__name__
