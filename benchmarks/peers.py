@@ -289,18 +289,22 @@ def openai_sync(url: str) -> Callable[[str], None]:
     return stream
 
 
-def _langchain_model(url: str, model: str) -> Any:
+def _chat_openai(url: str, model: str) -> Any:
     make = import_module("langchain_openai").ChatOpenAI
     return make(model=model, base_url=url, api_key="x", max_retries=0, stream_usage=True)
 
 
-def langchain(url: str) -> Client:
-    """LangChain's ChatOpenAI, one model object for each script."""
+def _chat_spanwire(url: str, model: str) -> Any:
+    return import_module("langchain_spanwire").ChatSpanwire(model=model, endpoint=url, api_key="x", max_retries=0)
+
+
+def _in_langchain(make: Callable[[str], Any]) -> Client:
+    """A chat model of LangChain, one object for each script."""
     question = MESSAGES[0]["content"]
     models: dict[str, Any] = {}
 
     def chat(model: str) -> Any:
-        return models.get(model) or models.setdefault(model, _langchain_model(url, model))
+        return models.get(model) or models.setdefault(model, make(model))
 
     async def stream(model: str, user: str | None) -> Streamed:
         tokens = first_ns = 0
@@ -316,16 +320,37 @@ def langchain(url: str) -> Client:
     return Client(stream, unary)
 
 
-def langchain_sync(url: str) -> Callable[[str], None]:
-    """The same, synchronous."""
+def _in_langchain_sync(make: Callable[[str], Any]) -> Callable[[str], None]:
     models: dict[str, Any] = {}
 
     def stream(model: str) -> None:
-        chat = models.get(model) or models.setdefault(model, _langchain_model(url, model))
+        chat = models.get(model) or models.setdefault(model, make(model))
         for _ in chat.stream(MESSAGES[0]["content"]):
             pass
 
     return stream
+
+
+def langchain(url: str) -> Client:
+    """LangChain's ChatOpenAI."""
+    return _in_langchain(lambda model: _chat_openai(url, model))
+
+
+def langchain_sync(url: str) -> Callable[[str], None]:
+    """The same, synchronous."""
+    return _in_langchain_sync(lambda model: _chat_openai(url, model))
+
+
+def langchain_spanwire(url: str) -> Client:
+    """LangChain over this project, traced."""
+    _trace()
+    return _in_langchain(lambda model: _chat_spanwire(url, model))
+
+
+def langchain_spanwire_sync(url: str) -> Callable[[str], None]:
+    """The same, synchronous."""
+    _trace()
+    return _in_langchain_sync(lambda model: _chat_spanwire(url, model))
 
 
 def _litellm() -> Any:
@@ -335,15 +360,14 @@ def _litellm() -> Any:
     return library
 
 
-def litellm(url: str) -> Client:
-    """LiteLLM, as a library, with its OpenAI provider."""
+def _in_litellm(url: str, provider: str) -> Client:
     library = _litellm()
     more = {"api_base": url, "api_key": "x", "messages": MESSAGES, "max_retries": 0}
 
     async def stream(model: str, user: str | None) -> Streamed:
         tokens = first_ns = 0
         async for chunk in await library.acompletion(
-            model=f"openai/{model}", stream=True, extra_body={"user": user}, **more
+            model=f"{provider}/{model}", stream=True, extra_body={"user": user}, **more
         ):
             if chunk.choices and chunk.choices[0].delta.content:
                 first_ns = first_ns or time.monotonic_ns()
@@ -351,22 +375,47 @@ def litellm(url: str) -> Client:
         return Streamed(tokens, first_ns)
 
     async def unary() -> None:
-        await library.acompletion(model="openai/m", **more)
+        await library.acompletion(model=f"{provider}/m", **more)
 
     return Client(stream, unary)
 
 
-def litellm_sync(url: str) -> Callable[[str], None]:
-    """The same, synchronous."""
+def _in_litellm_sync(url: str, provider: str) -> Callable[[str], None]:
     library = _litellm()
 
     def stream(model: str) -> None:
         for _ in library.completion(
-            model=f"openai/{model}", messages=MESSAGES, stream=True, api_base=url, api_key="x", max_retries=0
+            model=f"{provider}/{model}", messages=MESSAGES, stream=True, api_base=url, api_key="x", max_retries=0
         ):
             pass
 
     return stream
+
+
+def litellm(url: str) -> Client:
+    """LiteLLM, as a library, with its OpenAI provider."""
+    return _in_litellm(url, "openai")
+
+
+def litellm_sync(url: str) -> Callable[[str], None]:
+    """The same, synchronous."""
+    return _in_litellm_sync(url, "openai")
+
+
+def litellm_spanwire(url: str) -> Client:
+    """LiteLLM over this project, traced."""
+    _trace()
+    _litellm()
+    import_module("litellm_spanwire").register()
+    return _in_litellm(url, "spanwire")
+
+
+def litellm_spanwire_sync(url: str) -> Callable[[str], None]:
+    """The same, synchronous."""
+    _trace()
+    _litellm()
+    import_module("litellm_spanwire").register()
+    return _in_litellm_sync(url, "spanwire")
 
 
 # ----------------------------------------------------------------------------------------------------------- spanwire
@@ -456,6 +505,8 @@ PEERS = {
     "httpx": Peer("httpx", httpx, httpx_sync),
     "openai": Peer("openai", openai, openai_sync),
     "langchain": Peer("langchain_openai", langchain, langchain_sync),
+    "langchain_spanwire": Peer("langchain_spanwire", langchain_spanwire, langchain_spanwire_sync),
     "litellm": Peer("litellm", litellm, litellm_sync),
+    "litellm_spanwire": Peer("litellm_spanwire", litellm_spanwire, litellm_spanwire_sync),
     "spanwire": Peer("spanwire", spanwire, spanwire_sync),
 }
