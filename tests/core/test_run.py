@@ -362,3 +362,28 @@ def test_leaving_leaves_nothing_on_the_other_event_loop_either(way: str) -> None
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(body())
+
+
+def test_a_stream_that_we_have_stopped_is_not_idle_when_we_let_it_go_on() -> None:
+    """What the server sends then has the whole way to come: the limit begins anew."""
+    second_ns = 1_000_000_000
+
+    async def body() -> None:
+        with serving(hello(hang_after=2)) as server:
+            timeouts = spanwire.Timeouts(idle_s=10, first_content_s=None)
+            async with (
+                ConnectionManager() as manager,
+                manager.stream(server.endpoint(timeouts=timeouts), chat()) as stream,
+            ):
+                await anext(stream)
+                call = stream._run
+                assert call is not None
+                marks = call._attempt.marks
+                call._reading = True
+                heard_ns = max(marks.last_byte_ns, marks.first_byte_ns)
+                assert call._deadline(call._attempt) == (heard_ns + 10 * second_ns, "idle_s")
+                marks.resumed_ns = heard_ns + 8 * second_ns
+                assert call._deadline(call._attempt) == (heard_ns + 18 * second_ns, "idle_s")
+                call._reading = False
+
+    run(body)

@@ -199,6 +199,9 @@ def test_a_consumer_that_stops_reading_stops_the_server_and_loses_nothing() -> N
                     await asyncio.sleep(0.3)  # the delay under test: long enough to send it all
                     assert not server.requests[0].ended
                     assert len(await read(stream)) == pieces * len(padding)
+                    assert stream._run is not None
+                    marks = stream._run._attempt.marks
+                    assert marks.first_content_ns < marks.resumed_ns  # from when the server may be called idle again
                 assert stream.timeline.segments["client"].parts["waiting"].duration_s > 0.1
                 assert_adds_up(stream.timeline)
 
