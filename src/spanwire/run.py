@@ -327,10 +327,17 @@ class Run:
             headers: dict[str, str] = {}
         else:
             link: Any = None if member is None else member.context
-            self._call_span = telemetry.start(
-                self.call, self.endpoint, self._record.begin_ns, streamed=self.streamed, connection=link
+            span = self._call_span = telemetry.start(
+                self.call,
+                self.endpoint,
+                self._record.begin_ns,
+                streamed=self.streamed,
+                connection=link,
+                headers=self._headers,
             )
-            headers = telemetry.headers(self._call_span)
+            headers = telemetry.headers(span)
+            if span is not None and span.parent_sent:  # the server is sent the child of what the caller would send
+                self._headers = {**self._headers, **headers}
         # The same over all attempts, so that a server may drop the second of two that it has seen.
         headers["idempotency-key"] = _idempotency_key()
         if self._headers:  # a caller that traces by itself has set its own
@@ -691,6 +698,7 @@ class Run:
                 self._builder.finish_reason,
                 error,
                 extra,
+                self.reply,
                 streamed=self.streamed,
             )
         if manager.registry.has_observers:
