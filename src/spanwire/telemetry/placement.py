@@ -129,9 +129,11 @@ def _apart(low: int, high: int, intervals: Iterator[_Interval]) -> list[_Interva
 def _put(attempt: AttemptRecord, fixed: list[Placed], floating: list[tuple[_Key, int, Source]]) -> list[Placed]:
     """One after the other in the time between request and answer, as late as they begin and as early as they must."""
     marks = attempt.marks
-    pivot_ns = marks.first_byte_ns or attempt.end_ns
-    low = max([marks.sent_ns, attempt.begin_ns, *(row.end_ns for row in fixed if row.begin_ns < pivot_ns)])
-    high = min([attempt.end_ns, *(row.begin_ns for row in fixed if row.begin_ns >= low)])
+    answered_ns = marks.first_byte_ns or attempt.end_ns
+    low = max([marks.sent_ns, attempt.begin_ns, *(row.end_ns for row in fixed if row.begin_ns < answered_ns)])
+    low = max([low, *(row.end_ns for row in fixed if row.begin_ns < low)])
+    high = marks.last_byte_ns if marks.ended_ns and marks.last_byte_ns >= low else attempt.end_ns
+    high = min([high, attempt.end_ns, *(row.begin_ns for row in fixed if row.begin_ns >= low)])
     floating.sort(key=lambda row: rank(row[0]))
     late = _LATE[attempt.streamed]
     after_ns = marks.first_content_ns if attempt.streamed else marks.first_chunk_ns
