@@ -82,12 +82,19 @@ class CallSpan:
         parent_sent: the caller's own ``traceparent`` names this span's parent: the server is sent this span instead.
     """
 
-    __slots__ = ("_linked", "anchor_ns", "context", "counted", "outer", "parent_sent", "span", "suppressed")
+    __slots__ = ("_linked", "anchor_ns", "context", "counted", "labels", "outer", "parent_sent", "span", "suppressed")
 
     def __init__(
-        self, span: Span, context: Context, anchor_ns: int, outer: Outer | None, linked: SpanContext | None
+        self,
+        span: Span,
+        context: Context,
+        anchor_ns: int,
+        outer: Outer | None,
+        linked: SpanContext | None,
+        labels: Labels | None,
     ) -> None:
         self.span = span
+        self.labels = labels
         self.context = context
         self.anchor_ns = anchor_ns  # wall clock minus perf_counter: read once, so that no two clocks are compared
         self.suppressed = outer is None
@@ -178,7 +185,7 @@ class Telemetry:
             context = otel_context.get_current()
             outer = self._find(context, headers)
             if outer is None:
-                return CallSpan(trace.INVALID_SPAN, Context(), anchor_ns, None, None)
+                return CallSpan(trace.INVALID_SPAN, Context(), anchor_ns, None, None, None)
             context = outer.context
             labels = labels_of(endpoint, call, streamed=streamed)
             if not outer.counted:
@@ -191,7 +198,7 @@ class Telemetry:
             span = self._tracer.start_span(
                 name, context, SpanKind.CLIENT, attributes, links, anchor_ns + begin_ns, record_exception=False
             )
-            return CallSpan(span, trace.set_span_in_context(span, context), anchor_ns, outer, connection)
+            return CallSpan(span, trace.set_span_in_context(span, context), anchor_ns, outer, connection, labels)
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a span could not be started", exc_info=True)
             return None
@@ -290,7 +297,9 @@ class Telemetry:
             error_type = None
             if error is not None and timeline.outcome in ("error", "timeout"):
                 error_type = type(error).__name__
-            labels = labels_of(endpoint, call, streamed=streamed)
+            labels = call_span.labels if call_span is not None else None
+            if labels is None:
+                labels = labels_of(endpoint, call, streamed=streamed)
             if call_span is not None and call_span.span.is_recording():
                 attributes: dict[str, Any] = own_attributes(timeline, record)
                 if extra:
@@ -306,7 +315,7 @@ class Telemetry:
                     attributes["http.response.status_code"] = head.status
                 self._end_span(call_span, timeline, record, labels, attributes, error, error_type)
             counted = call_span is not None and call_span.counted
-            self._instruments.record(timeline, labels, usage, error_type, counted=counted)
+            self._instruments.record(timeline, record, labels, usage, error_type, counted=counted)
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a call's telemetry could not be recorded", exc_info=True)
 

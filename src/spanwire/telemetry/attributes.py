@@ -137,13 +137,14 @@ def own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, Value]:
     sums: dict[str, tuple[int, Source]] = {}
     for key, (duration_ns, source) in timeline.pieces.items():
         segment = key[0]
-        before = sums.get(segment)
-        if before is None:
-            sums[segment] = (duration_ns, source)
-        else:
-            sums[segment] = (before[0] + duration_ns, weakest_source(before[1], source))
         if key[1]:
             attributes[_part_name(key)] = duration_ns / 1e9
+        if segment in sums:
+            before_ns, weakest = sums[segment]
+            duration_ns += before_ns
+            if weakest != source:
+                source = weakest_source(weakest, source)
+        sums[segment] = (duration_ns, source)
     for segment, (duration_ns, source) in sums.items():
         duration_name, source_name = _segment_names(segment)
         attributes[duration_name] = duration_ns / 1e9

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..calls import Usage
-from ..timeline import Timeline
+from ..timeline import CallRecord, Timeline
 from .attributes import Labels, add_usage
 from .names import CALL_BUCKETS, PART_BUCKETS, TOKEN_BUCKETS, names
 
@@ -71,24 +71,31 @@ class Instruments:
         )
 
     def record(
-        self, timeline: Timeline, labels: Labels, usage: Usage | None, error_type: str | None, *, counted: bool
+        self,
+        timeline: Timeline,
+        record: CallRecord,
+        labels: Labels,
+        usage: Usage | None,
+        error_type: str | None,
+        *,
+        counted: bool,
     ) -> None:
         """``counted``: somebody else's instrumentation counts the call."""
-        wanted = self._wanted
-        connection = timeline.connection
-        if connection is not None and "connections" in wanted:
-            self._connection_uses.add(1, labels.reused if connection.reused else labels.fresh)
+        wanted, begin_ns = self._wanted, record.begin_ns
+        attempt = record.attempts[-1] if record.attempts else None
+        if attempt is not None and attempt.connection is not None and "connections" in wanted:
+            self._connection_uses.add(1, labels.reused if attempt.connection.reused else labels.fresh)
         if not counted:
             genai = labels.genai if error_type is None else {**labels.genai, "error.type": error_type}
             if "duration" in wanted:
-                (self._duration if labels.inference else self._other_duration).record(timeline.total_s, genai)
+                duration = self._duration if labels.inference else self._other_duration
+                duration.record((record.end_ns - begin_ns) / 1e9, genai)
             if "tokens" in wanted and usage is not None:
                 self._record_tokens(usage, genai)
-            if "first_chunk" in wanted and labels.streamed and (first_chunk_s := timeline.first_chunk_s) is not None:
-                self._first_chunk.record(first_chunk_s, genai)
-        first_content_s = timeline.first_content_s
-        if first_content_s is not None and "first_content" in wanted:
-            self._first_content.record(first_content_s, labels.first_content)
+            if "first_chunk" in wanted and labels.streamed and attempt is not None and attempt.marks.first_chunk_ns:
+                self._first_chunk.record((attempt.marks.first_chunk_ns - begin_ns) / 1e9, genai)
+        if attempt is not None and attempt.marks.first_content_ns and "first_content" in wanted:
+            self._first_content.record((attempt.marks.first_content_ns - begin_ns) / 1e9, labels.first_content)
         if "segments" in wanted:
             for name, segment in timeline.segments.items():
                 more = {"spanwire.segment": name, "spanwire.segment.source": segment.source}

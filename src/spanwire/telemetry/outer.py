@@ -45,6 +45,9 @@ class Outer(NamedTuple):
     sent: bool = False
 
 
+_NOBODY = Outer(Context(), False, None)
+
+
 @contextlib.contextmanager
 def inside(span: object) -> Iterator[None]:
     """Calls that begin now are inside ``span``, a model call's of another tool that did not make it current.
@@ -72,7 +75,7 @@ def find(context: Context, headers: Mapping[str, str]) -> Outer | None:
     ``headers`` are the call's own, with names in lower case.
     """
     if not context and not headers:
-        return Outer(context, False, None)
+        return _NOBODY
     if suppressed(context):
         return None
     span = trace.get_current_span(context)
