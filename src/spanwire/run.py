@@ -385,7 +385,12 @@ class Run:
         try:
             self._leased(lease, record)
             self._arm(record)
-            exchange = await lease.member.connection.start(self.call, attempt)
+            connection = lease.member.connection
+            if self._call_span is not None and getattr(connection, "self_pooling", False):
+                with self._call_span.current():  # what instruments the user's client makes its spans below ours
+                    exchange = await connection.start(self.call, attempt)
+            else:
+                exchange = await connection.start(self.call, attempt)
         except BaseException:
             lease.release()
             raise

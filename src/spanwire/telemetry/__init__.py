@@ -26,10 +26,11 @@ module                  what lives there
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,18 @@ class CallSpan:
         else:
             self.counted, self.outer, self.parent_sent = True, None, False
         self._linked = [] if linked is None else [linked]
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it current, for what another library makes in this await or starts in it. Never across a ``yield``."""
+        if self.suppressed:
+            yield
+            return
+        token = otel_context.attach(self.context)
+        try:
+            yield
+        finally:
+            otel_context.detach(token)
 
     def link(self, context: SpanContext) -> None:
         """Link the span to a connection's, once."""
