@@ -35,6 +35,8 @@ Value = str | bool | int | float
 _TEXT_LIMIT = 1024
 #: As many models' labels are kept with an endpoint.
 _LABELS_KEPT = 64
+#: Names of parts that are kept.
+_NAMES_KEPT = 256
 
 
 class Labels:
@@ -109,6 +111,28 @@ def _provider(host: str) -> str:
     return next((name for suffix, name in PROVIDERS if host == suffix or host.endswith("." + suffix)), "openai")
 
 
+class _PartNames(dict[tuple[str, str], str]):
+    """Made once for each piece; plugins may mark parts that nobody has heard of, so not without end."""
+
+    def __missing__(self, piece: tuple[str, str]) -> str:
+        name = f"spanwire.segment.{piece[0]}.{piece[1]}.duration"
+        if len(self) < _NAMES_KEPT:
+            self[piece] = name
+        return name
+
+
+class _SegmentNames(dict[str, tuple[str, str]]):
+    """The same for segments, of which there are few."""
+
+    def __missing__(self, segment: str) -> tuple[str, str]:
+        made = self[segment] = f"spanwire.segment.{segment}.duration", f"spanwire.segment.{segment}.source"
+        return made
+
+
+_part_names = _PartNames()
+_segment_names = _SegmentNames()
+
+
 def own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, Value]:
     """``spanwire.*``, from the record and the pieces, not from the timeline's own objects: this runs for every call."""
     attributes: dict[str, Value] = {"spanwire.outcome": record.outcome, "spanwire.transport": record.transport}
@@ -138,7 +162,7 @@ def own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, Value]:
     for key, (duration_ns, source) in timeline.pieces.items():
         segment = key[0]
         if key[1]:
-            attributes[_part_name(key)] = duration_ns / 1e9
+            attributes[_part_names[key]] = duration_ns / 1e9
         if segment in sums:
             before_ns, weakest = sums[segment]
             duration_ns += before_ns
@@ -146,20 +170,10 @@ def own_attributes(timeline: Timeline, record: CallRecord) -> dict[str, Value]:
                 source = weakest_source(weakest, source)
         sums[segment] = (duration_ns, source)
     for segment, (duration_ns, source) in sums.items():
-        duration_name, source_name = _segment_names(segment)
+        duration_name, source_name = _segment_names[segment]
         attributes[duration_name] = duration_ns / 1e9
         attributes[source_name] = source
     return attributes
-
-
-@lru_cache(maxsize=256)
-def _part_name(piece: tuple[str, str]) -> str:
-    return f"spanwire.segment.{piece[0]}.{piece[1]}.duration"
-
-
-@lru_cache(maxsize=32)
-def _segment_names(segment: str) -> tuple[str, str]:
-    return f"spanwire.segment.{segment}.duration", f"spanwire.segment.{segment}.source"
 
 
 def add_answer(
