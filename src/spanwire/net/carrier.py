@@ -24,6 +24,9 @@ class Sink(Protocol):
     def on_sent(self) -> None:
         """The request is in the kernel's buffer, later than the request was handed over returned."""
 
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        """Fields after the body, in the form of headers; :meth:`on_end` follows."""
+
     def on_end(self) -> None:
         """The message has ended; the connection may take another one."""
 

@@ -31,6 +31,7 @@ from h2.events import (
     ResponseReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
 )
 from h2.exceptions import DenialOfServiceError, InvalidBodyLengthError, NoSuchStreamError
 from h2.settings import SettingCodes, Settings
@@ -501,6 +502,8 @@ class HTTP2Connection(asyncio.Protocol):
                 self._on_end(cast(StreamEnded, event).stream_id)
             elif kind is ResponseReceived:
                 self._on_head(cast(ResponseReceived, event))
+            elif kind is TrailersReceived:
+                self._on_trailers(cast(TrailersReceived, event))
             elif kind is StreamReset:
                 self._on_reset(cast(StreamReset, event))
             elif kind is RemoteSettingsChanged:
@@ -545,6 +548,21 @@ class HTTP2Connection(asyncio.Protocol):
             return
         try:
             sink.on_head(int(status), headers)
+        except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's
+            self._drop(stream, sink, self._raised(error))
+
+    def _on_trailers(self, event: TrailersReceived) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None or stream.sink is None:
+            return
+        sink = stream.sink
+        self._touch(stream, sink)
+        trailers: dict[str, str] = {}
+        for raw_name, raw_value in cast("Iterable[tuple[bytes, bytes]]", event.headers):
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            trailers[name] = f"{trailers[name]}, {value}" if name in trailers else value
+        try:
+            sink.on_trailers(trailers)
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's
             self._drop(stream, sink, self._raised(error))
 
