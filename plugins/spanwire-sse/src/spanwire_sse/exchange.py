@@ -84,6 +84,7 @@ class HTTPExchange(Inbox):
         """With what the events have told by now."""
         head, decoder = self._head, self._decoder
         head.id, head.model, head.usage = decoder.id, decoder.model, getattr(decoder, "usage", None)
+        head.late_events = getattr(decoder, "late_events", ())
         return head
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -153,10 +154,12 @@ class HTTPExchange(Inbox):
             self._body = []
             if text[:1] in (b"{", b"[", b"<"):
                 self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
+                self._head.streamed = False
                 self._use(self._collect)
                 self._collect(text)
                 return
             data = blank + text
+        self._head.streamed = True
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
         self._use(self._parser.feed)
         self._parser.feed(data)
@@ -232,6 +235,9 @@ class HTTPExchange(Inbox):
             self._parser.on_event = _ignore_event
             self._parser = None
         self._body = []
+
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        self._head.trailers = trailers
 
     def on_end(self) -> None:
         """The end of the message: for an answer without a terminal event, the end of the answer too."""
