@@ -19,18 +19,18 @@ STREAM: dict[str, float] = {
     "last_byte": 340,
     "ended": 340,
 }
-WHOLE = {name: 340.0 for name in STREAM} | {"sent": 0.0, "first_content": 0.0}
+WHOLE = dict.fromkeys(STREAM, 340.0) | {"sent": 0.0, "first_content": 0.0}
 
 
-def reported(**ms: Any) -> Reported:
-    """``queue=10`` sets ``queue_ns``; what is no number of ms is set as it is."""
-    fields = {
-        (name if isinstance(value, (bool, str, dict)) else f"{name}_ns"): (
-            value if isinstance(value, (bool, str, dict)) else int(value * MS)
-        )
-        for name, value in ms.items()
-    }
-    return Reported(**{"server": "s", **fields})
+def reported(**said: Any) -> Reported:
+    """``queue=10`` sets ``queue_ns`` to 10 ms; what is no number is set as it is."""
+    fields: dict[str, Any] = {"server": "s"}
+    for name, value in said.items():
+        if isinstance(value, (bool, str, dict)):
+            fields[name] = value
+        else:
+            fields[f"{name}_ns"] = int(value * MS)
+    return Reported(**fields)
 
 
 def streamed(
@@ -47,7 +47,7 @@ def whole(rtt_ms: float | None = 80, times: dict[str, float] = WHOLE, **said: An
 
 def refused(made: Timeline) -> list[str]:
     assert made.server_timing is not None
-    return made.server_timing.get("refused", [])
+    return list(made.server_timing.get("refused", []))
 
 
 TEXTBOOK = {
@@ -183,7 +183,7 @@ def test_headers_of_a_stream_bound_the_network_and_are_no_model_time() -> None:
 
 def test_a_gateway_gives_the_network_where_the_server_leaves_it_open() -> None:
     found = pieces(streamed(rtt_ms=20, prefill=100, decode=150, outer=10))
-    assert found["network.to_and_back"] == (80, "reported")
+    assert {"network.to_and_back": (80, "reported")}.items() <= found.items()
     assert pieces(streamed(queue=10, prefill=100, decode=150, outer=80)) == TEXTBOOK
 
 
@@ -322,12 +322,13 @@ def wild_reports(draw: st.DrawFn) -> Reported | None:
     if draw(st.booleans()):
         return None
     names = ("queue_ns", "prefill_ns", "decode_ns", "model_ns", "ttft_ns", "total_ns", "outer_ns")
+    fields: dict[str, Any] = {name: draw(durations) for name in names}
     return Reported(
         server="s",
         total_to_headers=draw(st.booleans()),
         outer_to_headers=draw(st.booleans()),
         slack_ns=draw(st.integers(0, 8 * MS)),
-        **{name: draw(durations) for name in names},
+        **fields,
     )
 
 
