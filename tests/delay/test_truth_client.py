@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.truth.scenarios import Scenario
-from tests.delay.truth import assert_true, scenarios
+from tests.delay.truth import Measured, assert_true, scenarios
 
 
 @scenarios("client")
-def test_the_client_s_own_time(scenario: Scenario) -> None:
-    assert_true(scenario)
+def test_the_client_s_own_time(scenario: Scenario, measured: Measured) -> None:
+    assert_true(scenario, measured)

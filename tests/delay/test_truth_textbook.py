@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.truth.scenarios import Scenario
-from tests.delay.truth import assert_true, scenarios
+from tests.delay.truth import Measured, assert_true, scenarios
 
 
 @scenarios("textbook")
-def test_the_textbook_case(scenario: Scenario) -> None:
-    assert_true(scenario)
+def test_the_textbook_case(scenario: Scenario, measured: Measured) -> None:
+    assert_true(scenario, measured)
 
 
 @scenarios("dialects")
-def test_what_other_servers_report(scenario: Scenario) -> None:
-    assert_true(scenario)
+def test_what_other_servers_report(scenario: Scenario, measured: Measured) -> None:
+    assert_true(scenario, measured)
