@@ -56,3 +56,6 @@ class Carrier(Protocol):
 
     def rtt_min_ns(self) -> int | None:
         """Minimum round trip to the peer; None if unknown, or if a proxy stands between."""
+
+    def backlog_ns(self) -> int:
+        """How long a request that was just sent takes to leave the kernel's buffer, in ns; estimated. 0: no time."""

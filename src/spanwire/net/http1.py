@@ -57,6 +57,7 @@ class HTTP1Connection(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_in_head",
+        "_is_large",
         "_keep_alive",
         "_keep_alive_asked",
         "_keep_alive_until_ns",
@@ -97,6 +98,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._write_paused = False
+        self._is_large = False
         self._rest: memoryview | bytes = b""
         self._session_kept = False
         self._refused: ConnectionFailed | None = None
@@ -118,7 +120,8 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers = []
         self.first_arrival_ns = 0
-        if len(request) <= _PIECE_BYTES:
+        self._is_large = len(request) > _PIECE_BYTES
+        if not self._is_large:
             self._transport.write(request)
         else:
             self._rest = memoryview(request)
@@ -164,6 +167,10 @@ class HTTP1Connection(asyncio.Protocol):
     def rtt_min_ns(self) -> int | None:
         """See :meth:`spanwire.net.sockets.RoundTrip.min_ns`."""
         return self._round_trip.min_ns()
+
+    def backlog_ns(self) -> int:
+        """See :class:`spanwire.net.carrier.Carrier`. A small request leaves at once."""
+        return self._round_trip.backlog_ns() if self._is_large else 0
 
     def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
         """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""

@@ -122,6 +122,7 @@ class HTTP2Stream:
         "first_arrival_ns",
         "headers",
         "id",
+        "is_large",
         "opened_ns",
         "paused",
         "rest",
@@ -133,6 +134,7 @@ class HTTP2Stream:
         self._connection = connection
         self.id = 0
         self.opened_ns = 0
+        self.is_large = False
         self.sink: Sink | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # until it is opened
         self.rest = memoryview(b"")  # of the body, not handed over yet
@@ -151,6 +153,7 @@ class HTTP2Stream:
             ConnectionFailed: the connection takes no more streams.
             ConfigurationError: a header that HTTP/2 forbids.
         """
+        self.is_large = len(body) > _PIECE_BYTES
         self._connection._send(self, [*headers], body, sink)
 
     def leave(self, sink: Sink) -> None:
@@ -171,6 +174,10 @@ class HTTP2Stream:
     def rtt_min_ns(self) -> int | None:
         """See :meth:`HTTP2Connection.rtt_min_ns`."""
         return self._connection.rtt_min_ns()
+
+    def backlog_ns(self) -> int:
+        """See :class:`~spanwire.net.carrier.Carrier`. A small request leaves at once."""
+        return self._connection.backlog_ns() if self.is_large else 0
 
 
 class HTTP2Connection(asyncio.Protocol):
@@ -256,6 +263,10 @@ class HTTP2Connection(asyncio.Protocol):
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
         return self._round_trip.min_ns()
+
+    def backlog_ns(self) -> int:
+        """How long what the kernel has of our bytes takes to leave, in ns; estimated."""
+        return self._round_trip.backlog_ns()
 
     def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
         """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
