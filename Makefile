@@ -8,7 +8,7 @@ JSON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart docs wheels lock sync sync-bench sync-demo clean
+.PHONY: help demo demo-real test test-peers truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock sync sync-bench sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ bench-reference: sync-bench ## hold later runs against the ratios of the last on
 
 bench-chart: sync-bench ## draw the last run into docs/benchmarks.svg (JSON=file: that one)
 	.tools/bench/bin/python benchmarks/chart.py $(or $(JSON),.bench/latest.json) docs/benchmarks.svg
+
+bench-tracing: sync-bench ## what tracing adds to a call, for each way of it (ARGS="--rounds 3")
+	.tools/bench/bin/python benchmarks/tracing.py $(ARGS)
 
 docs: ## build the pages of docs/ into site/
 	UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --quiet --locked --only-group docs

@@ -338,10 +338,17 @@ class Run:
             headers: dict[str, str] = {}
         else:
             link: Any = None if member is None else member.context
-            self._call_span = telemetry.start(
-                self.call, self.endpoint, self._record.begin_ns, streamed=self.streamed, connection=link
+            span = self._call_span = telemetry.start(
+                self.call,
+                self.endpoint,
+                self._record.begin_ns,
+                streamed=self.streamed,
+                connection=link,
+                headers=self._headers,
             )
-            headers = telemetry.headers(self._call_span)
+            headers = telemetry.headers(span)
+            if span is not None and span.parent_sent:  # the server is sent the child of what the caller would send
+                self._headers = {**self._headers, **headers}
         if self.endpoint.server_timing == "ask":
             headers.update(self._ask())
         # The same over all attempts, so that a server may drop the second of two that it has seen.
@@ -754,6 +761,7 @@ class Run:
                 self._builder.finish_reason,
                 error,
                 extra,
+                self.reply,
                 streamed=self.streamed,
             )
         if manager.registry.has_observers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["draw"]
+__all__ = ["draw", "rank"]
 
 _BAR = 36
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -37,7 +37,8 @@ _ORDER = (
 )
 
 
-def _rank(key: tuple[str, str]) -> int:
+def rank(key: tuple[str, str]) -> int:
+    """Where a piece stands in the waterfall; what has no place of its own, at the end."""
     return _ORDER.index(key) if key in _ORDER else len(_ORDER) - 1
 
 
@@ -121,7 +122,7 @@ def draw(timeline: Timeline) -> str:
     total_ns = timeline.total_s * 1e9
     lines.append(f"{'':21}{'ms':>9}  {'0':<{_BAR - 1}}{'':1} source")
     begin = 0
-    for (segment, part), (duration_ns, source) in sorted(timeline.pieces.items(), key=lambda row: _rank(row[0])):
+    for (segment, part), (duration_ns, source) in sorted(timeline.pieces.items(), key=lambda row: rank(row[0])):
         label = f"{segment} {part}".rstrip()
         bar = _bar(begin / total_ns, (begin + duration_ns) / total_ns)
         lines.append(f"{label[:21]:<21}{_ms(duration_ns / 1e9)}  {bar:<{_BAR}} {source}")

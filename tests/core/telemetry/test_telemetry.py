@@ -7,81 +7,19 @@ import contextlib
 import gc
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.testing import LoopbackServer, Script
+from tests.core.telemetry.heard import Heard, attributes, call_once, parent_id
 from tests.support import AT_ONCE, NEVER, chat, hello, read, run, serving, wait_for
-
-
-class Heard:
-    """One SDK for one test."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.tracers = TracerProvider()
-        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.reader = InMemoryMetricReader()
-        self.meters = MeterProvider([self.reader])
-        self.tracer = self.tracers.get_tracer("test")
-
-    def telemetry(self, **more: Any) -> spanwire.Telemetry:
-        return spanwire.Telemetry(tracer_provider=self.tracers, meter_provider=self.meters, **more)
-
-    def spans(self, name: str | None = None) -> list[ReadableSpan]:
-        return [span for span in self.exporter.get_finished_spans() if name is None or span.name == name]
-
-    def one(self, name: str) -> ReadableSpan:
-        (span,) = self.spans(name)
-        return span
-
-    def metrics(self) -> dict[str, list[Any]]:
-        data = self.reader.get_metrics_data()
-        if data is None:
-            return {}
-        return {
-            metric.name: list(metric.data.data_points)
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    heard = Heard()
-    yield heard
-    heard.tracers.shutdown()
-    heard.meters.shutdown()
-
-
-def attributes(span: ReadableSpan) -> dict[str, Any]:
-    return dict(span.attributes or {})
-
-
-def parent_id(span: ReadableSpan) -> int | None:
-    return span.parent.span_id if span.parent is not None else None
-
-
-def call_once(server: LoopbackServer, heard: Heard, call: spanwire.Call, **more: Any) -> None:
-    async def body() -> None:
-        async with ConnectionManager(telemetry=heard.telemetry()) as manager:
-            async with manager.stream(server.endpoint(**more), call) as stream:
-                await read(stream)
-
-    run(body)
 
 
 def test_a_call_is_one_client_span_by_the_genai_conventions(heard: Heard) -> None:
