@@ -25,6 +25,7 @@ _ORDER = (
     ("handshake", "upgrade"),
     ("client", "encode"),
     ("network", "send"),
+    ("network", "backlog"),
     ("network", "to_and_back"),
     ("queue", "server"),
     ("model", ""),

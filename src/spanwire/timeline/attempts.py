@@ -24,6 +24,11 @@ _SEGMENT_OF = {
 }
 
 
+#: Marked parts whose end nobody saw: ``backlog`` is what the kernel still had of a large request when all of it was written,
+#: by the rate at which it was leaving.
+_SOURCE_OF: dict[str, Source] = {"backlog": "estimated"}
+
+
 def _clip(begin: int, end: int, low: int, high: int) -> int:
     return max(0, min(end, high) - max(begin, low))
 
@@ -67,7 +72,7 @@ def _add_marked(pieces: list[Piece], attempt: AttemptRecord) -> None:
     """What the transport measured of the exchange itself."""
     marks = attempt.marks
     for part, begin, end in marks.parts:
-        pieces.append((_SEGMENT_OF.get(part, "network"), part, end - begin, "measured"))
+        pieces.append((_SEGMENT_OF.get(part, "network"), part, end - begin, _SOURCE_OF.get(part, "measured")))
     open_part = marks.open_part
     if open_part is not None:  # such as an upload that was given up
         segment = _SEGMENT_OF.get(open_part, "network")
