@@ -77,6 +77,9 @@ class _Told(NamedTuple):
         return (self.queue_ns or 0) + ((self.prefill_ns or 0) + (self.decode_ns or 0) if model_ns is None else model_ns)
 
 
+_NOTHING = _Told()
+
+
 def explain(attempt: AttemptRecord, *, answered: bool) -> Explained:
     """Divide the wait. ``answered``: it was an answer, not an error status."""
     if not attempt.marks.sent_ns or not attempt.marks.first_byte_ns:
@@ -84,7 +87,7 @@ def explain(attempt: AttemptRecord, *, answered: bool) -> Explained:
     waits = _waits(attempt, answered=answered)
     reported = attempt.reported
     if reported is None:
-        return Explained(_divide(_Told(), waits))
+        return Explained(_divide(_NOTHING, waits))
     refused: list[str] = []
     told = _fitting(reported, waits, refused)
     pieces = _divide(told, waits)
@@ -129,7 +132,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
         refused.append("server_total")
     if told.known_ns > waits.whole_ns + slack_ns:
         refused.append("parts")
-        told = _Told()
+        told = _NOTHING
     if told.queue_ns is not None and told.whole_model_ns is not None:
         network_ns = max(waits.whole_ns - told.known_ns, 0)
         if waits.path_ns is None or network_ns - waits.receive_ns <= waits.path_ns * _ROUND_TRIPS:
@@ -138,7 +141,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
         first_ns = (told.queue_ns or 0) + (told.prefill_ns or 0)
         if first_ns > waits.first_ns + slack_ns or (told.decode_ns or 0) > waits.decode_ns + slack_ns:
             refused.append("parts")
-            told = _Told()
+            told = _NOTHING
         elif told.prefill_ns is not None and (told.queue_ns is not None or reported.ttft_ns is not None):
             network_ns = max(waits.first_ns - first_ns, 0)  # all is known up to the first token
             if reported.ttft_ns is not None or waits.path_ns is None or network_ns <= waits.path_ns * _ROUND_TRIPS:
@@ -170,14 +173,17 @@ def _parts(reported: Reported, refused: list[str]) -> _Told:
 
 def _divide(told: _Told, waits: _Waits) -> list[Piece]:
     """The pieces. One of 0 or less is left out by whoever adds them up."""
-    pieces: list[Piece] = [("queue", "server", told.queue_ns or 0, "reported")]
-    queue_ns, prefill_ns, decode_ns, model_ns = told.queue_ns or 0, told.prefill_ns, told.decode_ns, told.whole_model_ns
-    network_ns = told.network_ns
+    pieces: list[Piece] = []
+    queue_ns = known_ns = 0
+    prefill_ns, decode_ns, model_ns, network_ns = told.prefill_ns, told.decode_ns, told.model_ns, told.network_ns
+    if told is not _NOTHING:  # which is what most servers say
+        queue_ns, model_ns, known_ns = told.queue_ns or 0, told.whole_model_ns, told.known_ns
+        pieces.append(("queue", "server", queue_ns, "reported"))
     if network_ns is not None:
         pieces.append(("network", "to_and_back", network_ns, "reported"))
     elif waits.rtt_ns is not None:
-        before_ns = queue_ns + (prefill_ns or 0) if waits.streamed else told.known_ns
-        if waits.rtt_ns <= waits.first_ns - before_ns and waits.rtt_ns <= waits.whole_ns - told.known_ns:
+        before_ns = queue_ns + (prefill_ns or 0) if waits.streamed else known_ns
+        if waits.rtt_ns <= waits.first_ns - before_ns and waits.rtt_ns <= waits.whole_ns - known_ns:
             network_ns = waits.rtt_ns
             pieces.append(("network", "to_and_back", network_ns, "estimated"))
     if not waits.answered:
