@@ -96,13 +96,17 @@ def _head(timeline: Timeline) -> Iterator[str]:
         yield _cut(", ".join(firsts))
     timing = timeline.server_timing
     if timing is not None:
-        said = ", ".join(f"{name} {value}" for name, value in timing["raw"].items())
+        said = ", ".join(f"{name} {_number(value)}" for name, value in timing["raw"].items())
         refused = timing.get("refused")
         if refused:
             said = f"what does not fit ({', '.join(refused)}): {said}"
         elif timing.get("prefill_includes_queue"):
             said = f"prefill with queue: {said}"
         yield _cut(f"{timing['dialect']} says {said}")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _cut(line: str) -> str:

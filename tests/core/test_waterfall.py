@@ -60,9 +60,9 @@ def test_a_reused_connection_says_so() -> None:
 
 
 def test_what_the_server_said_is_shown_with_its_units_and_what_did_not_fit() -> None:
-    said = Reported(server="vllm", queue_ns=10_000_000, raw={"queue_time_ms": 10.0})
+    said = Reported(server="vllm", queue_ns=10_000_000, raw={"queue_time_ms": 10.25985})
     text = draw(timeline(warm(0, 298, streamed_marks(), reported=said)))
-    assert "vllm says queue_time_ms 10.0" in text
+    assert "vllm says queue_time_ms 10.26" in text
     assert "queue server" in text
     wrong = Reported(server="vllm", queue_ns=10_000_000_000, raw={"queue_time_ms": 10_000})
     text = draw(timeline(warm(0, 298, streamed_marks(), reported=wrong)))
