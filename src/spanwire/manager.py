@@ -281,6 +281,8 @@ class ConnectionManager:
             else:
                 with contextlib.suppress(RuntimeError):
                     state.loop.call_soon_threadsafe(state.abort)
+        if self.registry.keeps_back:
+            await asyncio.to_thread(self.registry.flush)
 
     # --- inner ------------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,12 @@ class Registry:
                     self._load(entry)
                 except PluginError as error:
                     _log.warning("plugin left out: %s", error)
+        if os.environ.get("SPANWIRE_CALL_LOG"):
+            from .calllog import call_log_from_environment  # only for who asks for it
+
+            call_log = call_log_from_environment()
+            if call_log is not None:
+                self._register(call_log, "SPANWIRE_CALL_LOG")
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -316,6 +322,21 @@ class Registry:
             except Exception:  # noqa: BLE001 - somebody else's code must not end a call
                 _log.warning("an observer of %s failed and is dropped", pair[1], exc_info=True)
                 self._observers = tuple(other for other in self._observers if other is not pair)
+
+    def flush(self) -> None:
+        """Have observers that keep something back write it out. Waits for them: not for an event loop's thread."""
+        for observer, name in self._observers:
+            flush = getattr(observer, "flush", None)
+            if callable(flush):
+                try:
+                    flush()
+                except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+                    _log.warning("an observer of %s could not be flushed", name, exc_info=True)
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether an observer has something to :meth:`flush`."""
+        return any(callable(getattr(observer, "flush", None)) for observer, _ in self._observers)
 
     @property
     def has_observers(self) -> bool:
