@@ -94,7 +94,9 @@ class Registry:
             from .calllog import call_log_from_environment  # only for who asks for it
 
             call_log = call_log_from_environment()
-            if call_log is not None:
+            # A program that gives its manager a log of the same file wants each call in it once.
+            given = [getattr(pair[0], "path", None) for pair in self._observers]
+            if call_log is not None and call_log.path not in given:
                 self._register(call_log, "SPANWIRE_CALL_LOG")
 
     # --- loading ----------------------------------------------------------------------------------------------------

@@ -105,15 +105,18 @@ def moment(text: str, now_unix_s: float, option: str) -> float:
     text = text.strip()
     ago = _AGO.fullmatch(text)
     if ago:
-        return now_unix_s - float(ago[1]) * _SECONDS[ago[2]]
+        return max(0.0, now_unix_s - float(ago[1]) * _SECONDS[ago[2]])
     try:
         when = datetime.fromisoformat(text)
-        return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
+        unix_s = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
+        unix_s = -1.0
+    if unix_s < 0:
         raise typer.BadParameter(
             f"{text!r:.60} is no time; write 2026-01-31, 2026-01-31T10:00 (UTC), or 30m, 2h, 7d before now",
             param_hint=option,
-        ) from None
+        )
+    return unix_s
 
 
 def _check(path: Path, files: tuple[str, ...], *, force: bool) -> None:

@@ -86,7 +86,12 @@ def _safe(text: str) -> str:
 # --- words --------------------------------------------------------------------------------------------------------------
 
 
+#: The last second that Python's dates know.
+_LAST_UNIX_S = 253_402_300_799.0
+
+
 def _moment(unix_s: float) -> str:
+    unix_s = min(unix_s, _LAST_UNIX_S)
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -343,7 +343,7 @@
       const left = begin;
       begin += s;
       return h("tr", {}, h("th", { scope: "row" }, dot(segment), `${segment} ${word(part)}`.trim()), td(time(s)),
-        h("td", { class: "track" }, h("div", { class: "bar" }, h("span", { class: `${segment} ${source}`, margin: `${(100 * left) / call.total}%`, width: `${(100 * s) / call.total}%` }))), td(source, { class: "l" }));
+        h("td", { class: "track" }, h("div", { class: "bar" }, h("span", { class: `${segment} ${source}`, margin: `min(${(100 * left) / call.total}%, calc(100% - 2px))`, width: `${(100 * s) / call.total}%` }))), td(source, { class: "l" }));
     });
     const facts = [
       call.first !== null ? `first content after ${time(call.first)}` : null,
