@@ -91,13 +91,7 @@ class Registry:
                 except PluginError as error:
                     _log.warning("plugin left out: %s", error)
         if os.environ.get("SPANWIRE_CALL_LOG"):
-            from .calllog import call_log_from_environment  # only for who asks for it
-
-            call_log = call_log_from_environment()
-            # A program that gives its manager a log of the same file wants each call in it once.
-            given = [getattr(pair[0], "path", None) for pair in self._observers]
-            if call_log is not None and call_log.path not in given:
-                self._register(call_log, "SPANWIRE_CALL_LOG")
+            self._add_call_log()
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -154,6 +148,15 @@ class Registry:
         self._observers += tuple((observer, name) for observer in observers)
         self._has_metadata = bool(self._pm.hook.request_metadata.get_hookimpls())
         self._has_attributes = bool(self._pm.hook.span_attributes.get_hookimpls())
+
+    def _add_call_log(self) -> None:
+        from .calllog import call_log_from_environment  # only for who asks for it
+
+        call_log = call_log_from_environment()
+        # A program that gives its manager a log of the same file wants each call in it once.
+        given = [getattr(observer, "path", None) for observer, _ in self._observers]
+        if call_log is not None and call_log.path not in given:
+            self._register(call_log, "SPANWIRE_CALL_LOG")
 
     def _ask(self, plugin: object, hook: str) -> list[Any]:
         others = [other for other in self._pm.get_plugins() if other is not plugin]

@@ -324,10 +324,10 @@ def test_a_manager_that_is_closed_while_the_process_ends(tmp_path: Path) -> None
     with serving(hello()) as server:
         done = program(
             """
-            import atexit
-            manager = spanwire.SyncConnectionManager(plugins=[CallLog(sys.argv[2])])
-            atexit.register(manager.close)
-            manager.complete(sys.argv[1], spanwire.Call.chat("m", [{"role": "user", "content": "x"}]))
+            import asyncio, atexit
+            manager = spanwire.ConnectionManager(plugins=[CallLog(sys.argv[2])])
+            atexit.register(lambda: asyncio.run(manager.aclose()))
+            asyncio.run(manager.complete(sys.argv[1], spanwire.Call.chat("m", [{"role": "user", "content": "x"}])))
             """,
             server.url,
             str(path),

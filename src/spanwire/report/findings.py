@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """What stands out among the calls of a report, what costs most first; one sentence at least."""
+    """What stands out among the calls of a report, what to act on first; one sentence at least."""
     every = summary.all
     main = summary.completed or every
     found = [*_failures(every)]
@@ -43,7 +43,7 @@ def findings(summary: Summary) -> list[Finding]:
     if not any(finding.serious for finding in found):
         few = f" among so few calls ({count(every.calls, 'call')})" if every.calls < _ENOUGH else ""
         found.insert(0, Finding(f"Nothing stands out{few}.", serious=False))
-    return found
+    return sorted(found, key=lambda finding: not finding.serious)
 
 
 def _failures(every: Stats) -> Iterator[Finding]:

@@ -70,8 +70,8 @@ def test_failures_and_attempts() -> None:
     ]
     assert said(members) == [
         "6.0 % of calls failed (6 of 100: 4 RateLimited, 2 CallTimeout).",
-        "4.0 % of calls were left before their end (4 closed by caller).",
         "4.0 % of calls needed more than one attempt (4).",
+        "4.0 % of calls were left before their end (4 closed by caller).",
     ]
 
 

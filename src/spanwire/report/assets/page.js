@@ -47,7 +47,7 @@
     return value >= 9.95 && (value < 99.5 || value === 100) ? `${value.toFixed(0)} %` : `${Math.min(value, 99.9).toFixed(1)} %`;
   }
   // On an axis: the shortest form.
-  const tick = (s) => (s === 0 ? "0" : s >= 60 ? time(s) : s >= 1 ? `${Number(s.toPrecision(3))} s` : s >= 1e-3 ? `${Number((s * 1e3).toPrecision(3))} ms` : `${Number((s * 1e6).toPrecision(3))} µs`);
+  const tick = (s) => (s === 0 ? "0" : s >= 600 ? time(s) : s >= 1 ? `${Number(s.toPrecision(3))} s` : s >= 1e-3 ? `${Number((s * 1e3).toPrecision(3))} ms` : `${Number((s * 1e6).toPrecision(3))} µs`);
   const stamp = (unix, withMs) => new Date(unix * 1e3).toISOString().replace("T", " ").slice(0, withMs ? 23 : 19);
 
   // A column is [n, min, mean, p50, max, p95, p99].
@@ -180,7 +180,10 @@
     const plot = new uPlot({
       width: width(), height, ...options,
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "Etc/UTC"),
-      cursor: { sync: { key: "time" }, points: { show: false }, y: false, ...options.cursor },
+      cursor: {
+        sync: { key: "time" }, points: { show: false }, y: false,
+        dataIdx: (u, series, closest, at) => Math.max(0, Math.min(DATA.buckets - 1, Math.floor((at - DATA.begin) / DATA.width))), // the bar under the pointer
+      },
       scales: { x: { time: true, range: (u, low, high) => [low, high] }, ...options.scales },
     }, data, box);
     charts.push({ plot, resize: () => plot.setSize({ width: width(), height }) });
@@ -251,7 +254,7 @@
       series: [xSeries, ...lines.map(([label, , colour, dash]) => ({
         label, stroke: () => css(colour === "unattributed" ? "muted" : colour), width: 2, dash, spanGaps: true, points: { show: DATA.buckets < 30 }, value: (u, v) => time(v),
       }))],
-      scales: { y: { distr: 3 } },
+      scales: { y: { distr: 3, range: (u, low, high) => (low > 0 ? [low / 1.4, high * 1.4] : [0.001, 1]) } },
     }, [x.map((v) => v + DATA.width / 2), ...lines.map(([, column]) => spread(b, column.map((v) => (v > 0 ? v : null))))]);
     where.append(asTable("Percentiles over time", lines.map(([label]) => label), () => b.index.map((bucket, k) => [when(bucket), ...lines.map(([, column]) => time(column[k]))])));
 
