@@ -27,7 +27,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Observer(Protocol):
-    """Told about every call when it has ended."""
+    """Told about every call when it has ended. If it has a ``flush()`` too, that is called, on another thread, when the
+    manager is closed."""
 
     def call_ended(self, timeline: Timeline) -> None:
         """Called on the call's loop, so be quick. An observer that raises is logged and dropped."""

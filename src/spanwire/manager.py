@@ -286,6 +286,11 @@ class ConnectionManager:
             else:
                 with contextlib.suppress(RuntimeError):
                     state.loop.call_soon_threadsafe(state.abort)
+        if self.registry.keeps_back:
+            try:
+                await asyncio.to_thread(self.registry.flush)
+            except RuntimeError:  # the process is ending and starts no threads: nothing else runs that could be held up
+                self.registry.flush()
 
     # --- inner ------------------------------------------------------------------------------------------------------
 

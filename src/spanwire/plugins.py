@@ -95,6 +95,8 @@ class Registry:
                     self._load(entry)
                 except PluginError as error:
                     _log.warning("plugin left out: %s", error)
+        if os.environ.get("SPANWIRE_CALL_LOG"):
+            self._add_call_log()
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -174,6 +176,15 @@ class Registry:
                 if not isinstance(table, TimingReader):
                     raise PluginError(f"it must give TimingReader objects, not {table!r:.60}")
         return tuple(tables)
+
+    def _add_call_log(self) -> None:
+        from .calllog import call_log_from_environment  # only for who asks for it
+
+        call_log = call_log_from_environment()
+        # A program that gives its manager a log of the same file wants each call in it once.
+        given = [getattr(observer, "path", None) for observer, _ in self._observers]
+        if call_log is not None and call_log.path not in given:
+            self._register(call_log, "SPANWIRE_CALL_LOG")
 
     def _ask(self, plugin: object, hook: str) -> list[Any]:
         others = [other for other in self._pm.get_plugins() if other is not plugin]
@@ -355,6 +366,21 @@ class Registry:
             except Exception:  # noqa: BLE001 - somebody else's code must not end a call
                 _log.warning("an observer of %s failed and is dropped", pair[1], exc_info=True)
                 self._observers = tuple(other for other in self._observers if other is not pair)
+
+    def flush(self) -> None:
+        """Have observers that keep something back write it out. Waits for them: not for an event loop's thread."""
+        for observer, name in self._observers:
+            flush = getattr(observer, "flush", None)
+            if callable(flush):
+                try:
+                    flush()
+                except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+                    _log.warning("an observer of %s could not be flushed", name, exc_info=True)
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether an observer has something to :meth:`flush`."""
+        return any(callable(getattr(observer, "flush", None)) for observer, _ in self._observers)
 
     @property
     def has_observers(self) -> bool:

@@ -72,7 +72,7 @@ def _steps() -> tuple[_Step, ...]:
         _Step("cold", "A cold call: it waits until its connection is made.", _say(_COLD), ask),
         _Step(
             "warm",
-            "A warm call: the same connection, no handshake. Now the server says how long it took.",
+            "A warm call: no handshake. And the server says how long it took.",
             replace(_say(_WARM), server_timing="vllm"),
             ask,
         ),
