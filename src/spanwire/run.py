@@ -413,7 +413,12 @@ class Run:
         try:
             self._leased(lease, record)
             self._arm(record)
-            exchange = await lease.member.connection.start(self._asking or self.call, attempt)
+            connection = lease.member.connection
+            if self._call_span is not None and getattr(connection, "self_pooling", False):
+                with self._call_span.current():  # what instruments the user's client makes its spans below ours
+                    exchange = await connection.start(self._asking or self.call, attempt)
+            else:
+                exchange = await connection.start(self._asking or self.call, attempt)
         except BaseException:
             lease.release()
             raise

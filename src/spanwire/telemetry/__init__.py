@@ -26,10 +26,11 @@ module                  what lives there
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,18 @@ class CallSpan:
             self.counted, self.outer, self.parent_sent = True, None, False
         self._linked = [] if linked is None else [linked]
 
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it current, for what another library makes in this await or starts in it. Never across a ``yield``."""
+        if self.suppressed:
+            yield
+            return
+        token = otel_context.attach(self.context)
+        try:
+            yield
+        finally:
+            otel_context.detach(token)
+
     def link(self, context: SpanContext) -> None:
         """Link the span to a connection's, once."""
         if context not in self._linked:
@@ -149,13 +162,16 @@ class Telemetry:
                 f"Telemetry(detail=...) or SPANWIRE_DETAIL must be one of {', '.join(DETAILS)}, not {detail!r:.40}"
             )
         self._wanted = wanted
-        # Not needed by who only imports spanwire, and a dozen modules.
+        # Not needed by who only imports spanwire, and a dozen modules; and not to be loaded in the middle of a call.
         from opentelemetry import metrics as metrics_api
         from opentelemetry import propagate
 
-        from . import content, outer
+        from . import content, outer, segments
         from .detail import Detail
+        from .instruments import Instruments
 
+        self._segments = segments
+        self._make_instruments = Instruments
         self._find = outer.find
         self._suppressed = outer.suppressed
         self._inject = propagate.inject
@@ -244,8 +260,7 @@ class Telemetry:
         )
         if not span.is_recording():
             return None
-        from .segments import segment_labels
-
+        segment_labels = self._segments.segment_labels
         context = trace.set_span_in_context(span, parent)
         for part, begin_ns, end_ns in dial.marks.parts:
             _, about = segment_labels("handshake", part, "measured", "clock")
@@ -335,12 +350,10 @@ class Telemetry:
             attributes["http.request.resend_count"] = tries - 1
         detailed = self._detail.wants(record, labels)
         if detailed or tries > 1:
-            from .segments import draw_attempts, draw_segments
-
             if tries > 1:
-                draw_attempts(self._tracer, context, anchor_ns, record, detailed=detailed)
+                self._segments.draw_attempts(self._tracer, context, anchor_ns, record, detailed=detailed)
             else:
-                draw_segments(self._tracer, context, anchor_ns, record, timeline.pieces)
+                self._segments.draw_segments(self._tracer, context, anchor_ns, record, timeline.pieces)
         if error_type is not None:
             attributes["error.type"] = error_type
             span.set_status(Status(StatusCode.ERROR, description(error_type, error)))
@@ -350,9 +363,9 @@ class Telemetry:
     @property
     def _instruments(self) -> Instruments:
         if self._made is None:
-            from .instruments import Instruments
-
-            self._made = Instruments(self._get_meter("spanwire", _version(), self._meter_provider), self._wanted)
+            self._made = self._make_instruments(
+                self._get_meter("spanwire", _version(), self._meter_provider), self._wanted
+            )
         return self._made
 
 

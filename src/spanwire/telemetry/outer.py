@@ -21,7 +21,7 @@ from opentelemetry import trace
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 from opentelemetry.trace import Span
 
-__all__ = ["Outer", "find", "inside", "suppressed"]
+__all__ = ["Outer", "find", "inside", "is_model_call", "suppressed"]
 
 _GENAI_KEY = "opentelemetry.genai.client.inference.context"
 _MODEL_KEY = "suppress_language_model_instrumentation"
@@ -31,6 +31,9 @@ _INSIDE_KEY = "spanwire.inside"
 _PLAIN_KEY = "suppress_instrumentation"
 #: Operations that contain model calls, and are none. Source: GenAI conventions.
 _AROUND = frozenset({"create_agent", "execute_tool", "invoke_agent", "invoke_workflow", "plan", "retrieval"})
+#: OpenInference's attribute, and those of its kinds that are calls of ours.
+_KIND = "openinference.span.kind"
+_KINDS = frozenset({"LLM", "EMBEDDING"})
 
 
 class Outer(NamedTuple):
@@ -82,7 +85,7 @@ def find(context: Context, headers: Mapping[str, str]) -> Outer | None:
     sent = headers.get("traceparent") if headers else None
     named = _named(sent, span) if sent is not None else None
     handed: Any = context.get(_INSIDE_KEY)
-    if _is_model_call(span):
+    if is_model_call(span):
         return Outer(context, True, span, named is not None)
     if handed is not None:
         return Outer(trace.set_span_in_context(handed, context), True, handed, named is not None)
@@ -94,15 +97,19 @@ def find(context: Context, headers: Mapping[str, str]) -> Outer | None:
     return Outer(context, counted, span if genai else None)
 
 
-def _is_model_call(span: Span) -> bool:
+def is_model_call(span: Span) -> bool:
+    """Whether a span says that it stands for a model's call."""
     attributes: Mapping[str, Any] | None = getattr(span, "attributes", None)
-    if not attributes:
-        return False
-    operation = attributes.get("gen_ai.operation.name")
-    if operation is not None:
-        # Our own span is never current, so it is not ours.
-        return operation not in _AROUND
-    return attributes.get("openinference.span.kind") == "LLM"
+    if attributes:
+        operation = attributes.get("gen_ai.operation.name")
+        if operation is not None:
+            # Our own span is current only while a client that the user brought is handed its request, so it is not ours.
+            return operation not in _AROUND
+        if attributes.get(_KIND) in _KINDS:
+            return True
+    # OpenInference's spans keep their kind to themselves until they end.
+    kept: Any = getattr(span, "_self_important_attributes", None)
+    return isinstance(kept, dict) and kept.get(_KIND) in _KINDS
 
 
 def _named(traceparent: str, current: Span) -> Span | None:

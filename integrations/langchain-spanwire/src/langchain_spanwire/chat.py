@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -9,19 +10,21 @@ import msgspec
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr
 
 import spanwire
 from spanwire.errors import ConfigurationError, SpanwireError
+from spanwire.telemetry.outer import inside
 
 from .answers import Pieces, chat_result
 from .connected import Connected, timeouts_of
 from .errors import as_model_error
 from .messages import openai_messages
+from .outer import noted, span_of
 from .structured import Tools, parsed_by, response_format_of, tool_choice_of, tools_of
 
 __all__ = ["ChatSpanwire"]
@@ -228,6 +231,16 @@ class ChatSpanwire(Connected, BaseChatModel):
     def _pieces(self, ask: _Ask) -> Pieces:
         return Pieces(blocks=self.output_version == "v1", logprobs=ask.logprobs, headers=self.include_response_headers)
 
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        return super().stream(input, noted(config), **kwargs)
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        return super().astream(input, noted(config), **kwargs)
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -237,7 +250,8 @@ class ChatSpanwire(Connected, BaseChatModel):
     ) -> ChatResult:
         ask = self._ask(messages, stop, kwargs)
         try:
-            reply = self.sync_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+            with inside(span_of(run_manager)):
+                reply = self.sync_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
         except SpanwireError as error:
             as_model_error(error)
             raise
@@ -252,7 +266,8 @@ class ChatSpanwire(Connected, BaseChatModel):
     ) -> ChatResult:
         ask = self._ask(messages, stop, kwargs)
         try:
-            reply = await self.async_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
+            with inside(span_of(run_manager)):
+                reply = await self.async_manager().complete(ask.endpoint, ask.call, timeouts=ask.timeouts)
         except SpanwireError as error:
             as_model_error(error)
             raise
@@ -269,7 +284,10 @@ class ChatSpanwire(Connected, BaseChatModel):
         pieces = self._pieces(ask)
         # LangChain never closes this generator: whoever leaves early lets go of it, and the block ends the call.
         try:
-            with self.sync_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
+            with contextlib.ExitStack() as stack:
+                stream = self.sync_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts)
+                with inside(span_of(run_manager)):  # the call begins here
+                    stack.enter_context(stream)
                 for chunk in stream:
                     found = pieces.next(chunk)
                     if found is not None:
@@ -289,7 +307,10 @@ class ChatSpanwire(Connected, BaseChatModel):
         ask = self._ask(messages, stop, kwargs)
         pieces = self._pieces(ask)
         try:
-            async with self.async_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts) as stream:
+            async with contextlib.AsyncExitStack() as stack:
+                stream = self.async_manager().stream(ask.endpoint, ask.call, timeouts=ask.timeouts)
+                with inside(span_of(run_manager)):  # the call begins here
+                    await stack.enter_async_context(stream)
                 async for chunk in stream:
                     found = pieces.next(chunk)
                     if found is not None:

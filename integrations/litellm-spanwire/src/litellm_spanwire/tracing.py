@@ -17,6 +17,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan
 
+from spanwire.telemetry.outer import is_model_call
+
 __all__ = ["context_of", "entered"]
 
 #: The key by which instrumentations tell each other that a model call has its span already (OpenLLMetry's).
@@ -36,9 +38,10 @@ def context_of(litellm_params: Mapping[str, Any]) -> Context:
         parent = metadata.get("litellm_parent_otel_span") if isinstance(metadata, Mapping) else None
         if isinstance(parent, trace.Span):  # the proxy's own for the request, which it never makes current
             context = trace.set_span_in_context(parent, context)
-    if _litellm_traces():
+    current = trace.get_current_span(context)
+    if _litellm_traces() and not is_model_call(current):
         # Its context without itself: spanwire writes on a span that stands for the model call, and this one is the user's.
-        parent = NonRecordingSpan(trace.get_current_span(context).get_span_context())
+        parent = NonRecordingSpan(current.get_span_context())
         context = otel_context.set_value(_SUPPRESS_KEY, True, trace.set_span_in_context(parent, context))
     return context
 
