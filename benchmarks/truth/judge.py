@@ -33,6 +33,7 @@ class Finding:
         injected_ms, recovered_ms: medians.
         off_ms: the median of what each call's figure was off.
         worst_ms: that of the call that was off the most.
+        tolerance_ms: how far the median may be off.
     """
 
     key: str
@@ -40,11 +41,12 @@ class Finding:
     recovered_ms: float
     off_ms: float
     worst_ms: float
+    tolerance_ms: float = TOLERANCE_MS
 
     @property
     def ok(self) -> bool:
-        """The median is near enough. In a total, what all segments are off adds up."""
-        return abs(self.off_ms) <= (2 if self.key == "total" else 1) * TOLERANCE_MS
+        """The median is near enough."""
+        return abs(self.off_ms) <= self.tolerance_ms
 
     def __str__(self) -> str:
         return (
@@ -110,7 +112,10 @@ def judge(scenario: Scenario, outcome: Outcome) -> list[Finding]:
         injected = [rule(one) for one in given]
         recovered = [_recovered_ms(key, timeline) for timeline in timelines]
         off = [b - a for a, b in zip(injected, recovered, strict=True)]
-        findings.append(Finding(key, median(injected), median(recovered), median(off), max(off, key=abs)))
+        # In a total, what its segments are off adds up.
+        tolerance_ms = TOLERANCE_MS * (len(whole) if key == "total" else 1)
+        worst_ms = max(off, key=abs)
+        findings.append(Finding(key, median(injected), median(recovered), median(off), worst_ms, tolerance_ms))
     return findings
 
 

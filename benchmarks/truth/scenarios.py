@@ -108,11 +108,6 @@ class Scenario:
     upstream_ms: float = 60
 
     @property
-    def needs_reports(self) -> bool:
-        """It holds only once server-reported times are read."""
-        return self.script.server_timing is not None or self.edge is not None
-
-    @property
     def peer(self) -> str:
         """The address that the client connects to."""
         return address(self.rtt_ms, self.rate_mbit)

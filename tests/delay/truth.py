@@ -13,8 +13,6 @@ from benchmarks.truth import edges
 from benchmarks.truth.judge import Outcome, faults, judge, run
 from benchmarks.truth.scenarios import SCENARIOS, Scenario
 
-#: To be deleted, with its two uses below, as soon as they are.
-needs_reports = pytest.mark.xfail(reason="server-reported time is not read yet", strict=False)
 #: A group takes some 25 s at most; a test has a minute, with the second look at its scenario.
 _GROUP_S, _AGAIN_S = 45.0, 12.0
 
@@ -31,10 +29,7 @@ def scenarios(group: str) -> pytest.MarkDecorator:
             pytest.param(
                 scenario,
                 id=scenario.name,
-                marks=[
-                    pytest.mark.skipif(not _possible(scenario), reason="haproxy is not installed"),
-                    *([needs_reports] if scenario.needs_reports else []),
-                ],
+                marks=pytest.mark.skipif(not _possible(scenario), reason="haproxy is not installed"),
             )
             for scenario in SCENARIOS
             if scenario.group == group
@@ -64,7 +59,7 @@ def assert_true(scenario: Scenario, measured: Measured) -> None:
     As everywhere here: measured again if not, and given up if this machine has more to do than it has processors.
     """
     wrong = _wrong(scenario, measured(scenario.group)[scenario.name])
-    if wrong and not scenario.needs_reports:
+    if wrong:
         wrong = _wrong(scenario, run([scenario], timeout_s=_AGAIN_S)[scenario.name])
         load, processors = os.getloadavg()[0], os.cpu_count() or 1
         if wrong and load > processors:
