@@ -221,9 +221,9 @@ def _call(
 
 def _in_time(piece: tuple[str, str, str]) -> int:
     """The order of a waterfall: that of the text that ``print(timeline)`` draws."""
-    from ..waterfall import _rank
+    from ..waterfall import rank
 
-    return _rank(piece[:2])
+    return rank(piece[:2])
 
 
 def read_json(page: str) -> dict[str, Any]:
