@@ -8,7 +8,7 @@ JSON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock sync sync-bench sync-demo clean
+.PHONY: help demo demo-real test test-peers truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock vendor-uplot traces sync sync-bench sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test-peers: sync ## tests against servers that other people wrote (installs them
 fuzz: ## look for inputs that break parsers, codecs and connections (ARGS="sse -max_total_time=600")
 	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz
 	.tools/fuzz/bin/python -m fuzz.run $(ARGS)
+
+truth: sync ## what was injected against what the timelines gave back, as a table (ARGS="textbook tls" for some)
+	$(VENV)/bin/python -m benchmarks.truth $(ARGS)
 
 soak: sync ## ten thousand mixed calls, and ten minutes of a server that is killed (SPANWIRE_SOAK_S=60 for less)
 	$(VENV)/bin/python -m pytest -m soak -s tests/soak $(ARGS)
@@ -68,8 +71,14 @@ docs: ## build the pages of docs/ into site/
 wheels: ## build every distribution into dist/
 	$(UV) build --all-packages --out-dir dist
 
+traces: sync ## make the traces in docs/traces/ anew
+	@$(VENV)/bin/python scripts/export_traces.py $(ARGS)
+
 lock: ## write uv.lock anew after a change of dependencies
 	$(UV) lock $(ARGS)
+
+vendor-uplot: sync ## fetch the chart library of `spanwire report` again, or another one (VERSION=1.6.32 SHA256=...)
+	$(VENV)/bin/python scripts/vendor_uplot.py $(VERSION) $(SHA256)
 
 clean: ## remove environments, caches and everything built
 	rm -rf .venv .tools .bench .peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

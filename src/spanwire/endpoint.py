@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -102,6 +102,10 @@ def _shown(value: object) -> str:
         if value is None or isinstance(value, (bool, int, float)) or value == ""
         else f"a {type(value).__name__}"
     )
+
+
+def _shown_text(value: object) -> str:
+    return repr(value)[:40] if isinstance(value, str) else _shown(value)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -212,6 +216,9 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         transport: the transport's name, where the scheme does not say it.
         dialect: the server's message schema; None takes the transport's default.
         timeouts, limits, retries: defaults of every call to this endpoint.
+        server_timing: what the server says of its own time. ``"listen"``: read it where it is. ``"ask"``: also send what
+            makes servers say it; a server that refuses such fields gets the call once more without them. ``"off"``: do
+            not read it.
         options: what only one transport or dialect understands; unknown names are refused.
 
     Raises:
@@ -230,6 +237,7 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
     retries: Retries = Retries()
+    server_timing: Literal["ask", "listen", "off"] = "listen"
     options: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -259,6 +267,10 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
                 raise ConfigurationError(
                     f"Endpoint.{name} must be spanwire.{kind.__name__}(...), not {type(getattr(self, name)).__name__}"
                 )
+        if self.server_timing not in ("ask", "listen", "off"):
+            raise ConfigurationError(
+                f'Endpoint.server_timing must be "ask", "listen" or "off", not {_shown_text(self.server_timing)}'
+            )
         self.__dict__["origin"] = origin
         self.__dict__["path"] = path
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .calls import Call
     from .endpoint import Endpoint
     from .timeline import Timeline
+    from .timing import TimingReader
     from .transport import Dialect, TransportSpec
 
 __all__ = ["PROJECT", "Observer", "hookimpl", "hookspec"]
@@ -26,7 +27,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Observer(Protocol):
-    """Told about every call when it has ended."""
+    """Told about every call when it has ended. If it has a ``flush()`` too, that is called, on another thread, when the
+    manager is closed."""
 
     def call_ended(self, timeline: Timeline) -> None:
         """Called on the call's loop, so be quick. An observer that raises is logged and dropped."""
@@ -42,6 +44,15 @@ def register_transports() -> Sequence[TransportSpec]:
 @hookspec
 def register_dialects() -> Sequence[Dialect]:
     """Message schemas that this plugin brings. A name that is taken on that transport is a ``PluginConflict``."""
+    return ()
+
+
+@hookspec
+def register_timing_readers() -> Sequence[TimingReader]:
+    """Tables of what servers say of their own time. At a path that two tables have, ours too, the last one counts.
+
+    One that raises, or gives something else, is logged and left out; the plugin's other hooks stay.
+    """
     return ()
 
 

@@ -33,6 +33,9 @@ from .watch import Watch
 
 __all__ = ["ConnectionManager", "LoopState", "Stream", "default_manager"]
 
+#: More servers than a process asks for their times.
+_REFUSALS_KEPT = 4096
+
 
 class LoopState:
     """Everything of one manager that belongs to one event loop."""
@@ -164,6 +167,8 @@ class ConnectionManager:
         self, *, plugins: Iterable[object] = (), telemetry: Telemetry | msgspec.UnsetType | None = msgspec.UNSET
     ) -> None:
         self.registry = Registry(plugins)
+        #: Servers that refused the fields by which they are asked for their times.
+        self.timing_refused: set[tuple[object, ...]] = set()
         self.telemetry = Telemetry() if telemetry is msgspec.UNSET else telemetry
         self._states: dict[int, LoopState] = {}
         self._ending: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -281,6 +286,11 @@ class ConnectionManager:
             else:
                 with contextlib.suppress(RuntimeError):
                     state.loop.call_soon_threadsafe(state.abort)
+        if self.registry.keeps_back:
+            try:
+                await asyncio.to_thread(self.registry.flush)
+            except RuntimeError:  # the process is ending and starts no threads: nothing else runs that could be held up
+                self.registry.flush()
 
     # --- inner ------------------------------------------------------------------------------------------------------
 
@@ -298,6 +308,12 @@ class ConnectionManager:
         for _, other in dead:  # without the lock: it tells observers, who may use this manager
             other.abort()
         return state
+
+    def remember_refusal(self, server: tuple[object, ...]) -> None:
+        """Do not ask that server for its times again."""
+        if len(self.timing_refused) >= _REFUSALS_KEPT:  # of a process that meets new servers for ever
+            self.timing_refused.clear()
+        self.timing_refused.add(server)
 
     def _prepare(self, endpoint: Endpoint) -> Prepared:
         cached: Prepared | None = endpoint.__dict__.get("_prepared")

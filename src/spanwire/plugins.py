@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -25,6 +25,9 @@ from .errors import ConfigurationError, PluginConflict, PluginError
 from .hookspecs import PROJECT, Observer
 from .timeline import Timeline
 from .transport import CONTRACT, Dialect, Transport, TransportSpec
+
+if TYPE_CHECKING:
+    from .timing import Readers, TimingReader
 
 __all__ = ["Registry", "transport_entry_points"]
 
@@ -79,6 +82,8 @@ class Registry:
         self._loaded: set[str] = set()
         self._broken: dict[str, PluginError] = {}
         self._observers: tuple[tuple[Observer, str], ...] = ()
+        self._timing_tables: tuple[TimingReader, ...] = ()
+        self._timing_readers: tuple[tuple[TimingReader, ...], Readers] | None = None
         self._has_metadata = False
         self._has_attributes = False
         for number, plugin in enumerate(plugins):
@@ -90,6 +95,8 @@ class Registry:
                     self._load(entry)
                 except PluginError as error:
                     _log.warning("plugin left out: %s", error)
+        if os.environ.get("SPANWIRE_CALL_LOG"):
+            self._add_call_log()
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -144,8 +151,40 @@ class Registry:
         for dialect in dialects:
             self._dialects[dialect.transport, dialect.name] = (dialect, name)
         self._observers += tuple((observer, name) for observer in observers)
+        self._add_timing_tables(plugin, name)
         self._has_metadata = bool(self._pm.hook.request_metadata.get_hookimpls())
         self._has_attributes = bool(self._pm.hook.span_attributes.get_hookimpls())
+
+    def _add_timing_tables(self, plugin: object, name: str) -> None:
+        """Without its tables a plugin still works, and a call still has a timeline: logged, not raised."""
+        try:
+            self._timing_tables += self._ask_timing_tables(plugin)
+        except Exception as error:  # noqa: BLE001 - somebody else's code
+            _log.warning(
+                "register_timing_readers() of plugin %s failed, its tables are left out: %s: %s",
+                name,
+                type(error).__name__,
+                error,
+            )
+
+    def _ask_timing_tables(self, plugin: object) -> tuple[TimingReader, ...]:
+        tables = self._ask(plugin, "register_timing_readers")
+        if tables:
+            from .timing import TimingReader  # not with `import spanwire`
+
+            for table in tables:
+                if not isinstance(table, TimingReader):
+                    raise PluginError(f"it must give TimingReader objects, not {table!r:.60}")
+        return tuple(tables)
+
+    def _add_call_log(self) -> None:
+        from .calllog import call_log_from_environment  # only for who asks for it
+
+        call_log = call_log_from_environment()
+        # A program that gives its manager a log of the same file wants each call in it once.
+        given = [getattr(observer, "path", None) for observer, _ in self._observers]
+        if call_log is not None and call_log.path not in given:
+            self._register(call_log, "SPANWIRE_CALL_LOG")
 
     def _ask(self, plugin: object, hook: str) -> list[Any]:
         others = [other for other in self._pm.get_plugins() if other is not plugin]
@@ -308,6 +347,17 @@ class Registry:
             _log.warning("a plugin's span_attributes() failed", exc_info=True)
         return merged
 
+    @property
+    def timing_readers(self) -> Readers:
+        """What reads servers' own times out of answers: our tables, and those of the plugins that are loaded by now."""
+        tables, compiled = self._timing_tables, self._timing_readers
+        # Compared each time: a transport's plugin is loaded when its scheme is first used, and may bring tables.
+        if compiled is None or compiled[0] is not tables:
+            from .timing import Readers  # with the first call that is read, not with `import spanwire`
+
+            compiled = self._timing_readers = tables, Readers(tables)
+        return compiled[1]
+
     def observe(self, timeline: Timeline) -> None:
         """Tell the observers that a call has ended. One that raises is logged and dropped."""
         for pair in self._observers:
@@ -316,6 +366,21 @@ class Registry:
             except Exception:  # noqa: BLE001 - somebody else's code must not end a call
                 _log.warning("an observer of %s failed and is dropped", pair[1], exc_info=True)
                 self._observers = tuple(other for other in self._observers if other is not pair)
+
+    def flush(self) -> None:
+        """Have observers that keep something back write it out. Waits for them: not for an event loop's thread."""
+        for observer, name in self._observers:
+            flush = getattr(observer, "flush", None)
+            if callable(flush):
+                try:
+                    flush()
+                except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+                    _log.warning("an observer of %s could not be flushed", name, exc_info=True)
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether an observer has something to :meth:`flush`."""
+        return any(callable(getattr(observer, "flush", None)) for observer, _ in self._observers)
 
     @property
     def has_observers(self) -> bool:

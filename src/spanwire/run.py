@@ -22,11 +22,13 @@ import msgspec
 from .admission import Slots, Ticket
 from .calls import Call, Chunk, Reply, ReplyBuilder
 from .endpoint import Endpoint, Retries, Timeouts
-from .errors import CallTimeout, ConfigurationError, ConnectionFailed, SpanwireError
+from .errors import CallTimeout, ConfigurationError, ConnectionFailed, ServerError, SpanwireError
 from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
+from .timing.edge import is_edge
+from .timing.precedence import choose
 from .transport import Attempt, Dialect, Exchange, Head, Inbox, Item, Transport, TransportSpec
 from .watch import NEAR_S
 
@@ -40,6 +42,9 @@ _log = logging.getLogger("spanwire.manager")
 _T = TypeVar("_T")
 
 
+#: How a server says that it does not know a field. Source: RFC 9110 (400), RFC 9110 section 15.5.21 (422, as FastAPI
+#: servers and Mistral do).
+_REFUSALS = frozenset({400, 422})
 #: Later than any clock.
 _NEVER_NS = 1 << 62
 #: Unique in the world by its random part, and in the process by its number.
@@ -101,6 +106,7 @@ class Run:
 
     __slots__ = (
         "_api_key",
+        "_asking",
         "_attempt",
         "_backoff_until_ns",
         "_builder",
@@ -123,6 +129,7 @@ class Run:
         "_timeouts",
         "_timer",
         "_traced",
+        "_unasked",
         "_unsent",
         "batch",
         "call",
@@ -173,6 +180,7 @@ class Run:
         self._failure: SpanwireError | None = None  # why the call has to end, before its exchange can say it
         self._opener: asyncio.Task[Any] | None = None  # the task that waits for a slot, a connection, a back-off
         self._interrupted = False  # we have cancelled the opener ourselves
+        self._unasked = False  # the server refused a request with those fields
         self._unsent = False  # an attempt failed, and the next one was not sent yet
         self._backoff_until_ns = 0
         self._api_key: str | None = None
@@ -181,6 +189,7 @@ class Run:
         self._raw = b""  # the whole answer, if it was not streamed
         self._reading = False
         self._stale_retry = False
+        self._asking: Call | None = None  # the call with the fields that ask a server for its times
         self._stale = 0  # attempts that found a connection dead: not counted in Retries.max_attempts
 
     # --- what its owner asks for ------------------------------------------------------------------------------------
@@ -223,6 +232,8 @@ class Run:
             model=self.call.model,
             endpoint=self.endpoint.address,
             transport=self._prepared.spec.name,
+            streamed=self.streamed,
+            started_unix_ns=time.time_ns(),
         )
         self.state.runs.add(self)
         try:
@@ -338,11 +349,28 @@ class Run:
             headers = telemetry.headers(span)
             if span is not None and span.parent_sent:  # the server is sent the child of what the caller would send
                 self._headers = {**self._headers, **headers}
+        if self.endpoint.server_timing == "ask":
+            headers.update(self._ask())
         # The same over all attempts, so that a server may drop the second of two that it has seen.
         headers["idempotency-key"] = _idempotency_key()
         if self._headers:  # a caller that traces by itself has set its own
             headers.update(self._headers)
         self._headers = headers
+
+    def _ask(self) -> Mapping[str, str]:
+        """Add what makes the server tell its times, unless it has refused that before. Returns headers."""
+        dialect = self._prepared.dialect
+        if dialect is None:
+            return {}
+        fields = {name: value for name, value in dialect.timing_fields.items() if name not in self.call.body}
+        if fields and self.call.operation == "chat" and self._server not in self.state.manager.timing_refused:
+            self._asking = msgspec.structs.replace(self.call, body={**self.call.body, **fields})
+        return dialect.timing_headers
+
+    @property
+    def _server(self) -> tuple[object, ...]:
+        endpoint = self.endpoint
+        return (endpoint.origin, endpoint.uds, endpoint.path, self._prepared.spec.name, endpoint.dialect)
 
     async def _send(self, record: AttemptRecord) -> None:
         slots = self._prepared.slots
@@ -388,9 +416,9 @@ class Run:
             connection = lease.member.connection
             if self._call_span is not None and getattr(connection, "self_pooling", False):
                 with self._call_span.current():  # what instruments the user's client makes its spans below ours
-                    exchange = await connection.start(self.call, attempt)
+                    exchange = await connection.start(self._asking or self.call, attempt)
             else:
-                exchange = await connection.start(self.call, attempt)
+                exchange = await connection.start(self._asking or self.call, attempt)
         except BaseException:
             lease.release()
             raise
@@ -463,7 +491,12 @@ class Run:
             and lease is not None
             and (getattr(lease.member.connection, "self_pooling", False) or not lease.member.connection.usable())
         )
-        if stale:
+        # Our own fields may be what it does not take: the call is the user's without them.
+        unasked = self._asking is not None and isinstance(error, ServerError) and error.status in _REFUSALS
+        if unasked:
+            self._asking = None
+            self._unasked = True
+        if stale or unasked:
             self._stale += 1
             wait_s: float | None = 0.0
         else:
@@ -657,11 +690,36 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
+        edge = self.exchange is not None and self._hear(self.exchange, record)
         if lease is not None:
-            record.connection = _use(lease, record)
+            record.connection = _use(lease, record, edge=edge)
         ticket, self._ticket = self._ticket, None
         if ticket is not None and self._prepared.slots is not None:
             self._prepared.slots.release(ticket)
+
+    def _hear(self, exchange: Exchange, record: AttemptRecord) -> bool:
+        """Read what the server says of its own time. Returns whether it shows that a hop in between ends the connection."""
+        try:
+            head = exchange.head
+            headers = head.headers
+            if self.endpoint.server_timing != "off":
+                streamed = head.streamed
+                if streamed is None:  # an error, or a transport that does not tell
+                    content_type = headers.get("content-type")
+                    streamed = record.streamed if content_type is None else "event-stream" in content_type
+                late = head.late_events
+                readings = self.state.manager.registry.timing_readers.read(
+                    headers=headers,
+                    streamed=streamed,
+                    events=late if streamed else (),
+                    body=late[0] if late and not streamed else None,
+                    trailers=head.trailers,
+                )
+                record.reported = choose(readings, streamed=streamed)
+            return is_edge(headers)
+        except Exception:  # noqa: BLE001 - nothing that a server or a plugin says of its time may cost a call
+            _log.warning("the server's timing could not be read", exc_info=True)
+            return False
 
     def finish(self, outcome: Outcome, error: Exception | None) -> None:
         """Once, whatever happened. Never raises."""
@@ -684,6 +742,11 @@ class Run:
         self._error = error
         if isinstance(error, SpanwireError) and self._api_key and self._api_key in error.message:
             error.message = error.message.replace(self._api_key, "***")  # servers repeat the key that they refuse
+        if self._call_span is not None:
+            record.trace_id = self._call_span.span.get_span_context().trace_id
+        record.usage = self._builder.usage or (self.head.usage if self.head is not None else None)
+        if self._unasked and outcome == "completed":  # without our fields it went well: they were the reason
+            self.state.manager.remember_refusal(self._server)
         timeline = self._timeline = Timeline(record)
         self.state.runs.discard(self)
         if self.state.ending and not self.state.runs:
@@ -699,7 +762,7 @@ class Run:
                 self.call,
                 self.endpoint,
                 self.head,
-                self._builder.usage or (self.head.usage if self.head is not None else None),
+                record.usage,
                 self._builder.finish_reason,
                 error,
                 extra,
@@ -722,13 +785,14 @@ class Run:
         attempt.end_ns = record.end_ns = max(last_ns, attempt.begin_ns)
 
 
-def _use(lease: Lease, record: AttemptRecord) -> ConnectionUse:
+def _use(lease: Lease, record: AttemptRecord, *, edge: bool) -> ConnectionUse:
     """The connection of an attempt that has ended."""
     rtt_ns = record.marks.rtt_ns
     rtt_s = rtt_ns / 1e9 if rtt_ns else None
     own = record.marks.use
+    scope = "edge" if edge and rtt_s is not None else None
     if own is not None:  # a client that pools by itself knows better
-        return msgspec.structs.replace(own, rtt_min_s=rtt_s) if rtt_s is not None else own
+        return msgspec.structs.replace(own, rtt_min_s=rtt_s, rtt_scope=scope) if rtt_s is not None else own
     member, served = lease.member, lease.served
     reused = served in ("idle", "freed")
     return ConnectionUse(
@@ -739,4 +803,5 @@ def _use(lease: Lease, record: AttemptRecord) -> ConnectionUse:
         member.connection.protocol,
         rtt_s,
         member.connection.engine,
+        scope,
     )

@@ -74,9 +74,14 @@ class Head:
         id: the server's id of the answer.
         model: the model that the server says answered.
         usage: the last count of tokens that it gave, whether it has been handed on or not.
+        streamed: the answer is a stream of events, whatever was asked for; None before that is known. Headers of a stream
+            were written before its first token.
+        late_events: raw JSON of the answer's last events, from its finish reason on, or of the whole answer if it is not
+            a stream: where servers put what they say of their own time.
+        trailers: as headers, but sent after the answer (HTTP trailers, gRPC trailing metadata).
     """
 
-    __slots__ = ("headers", "id", "model", "status", "usage")
+    __slots__ = ("headers", "id", "late_events", "model", "status", "streamed", "trailers", "usage")
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -84,6 +89,9 @@ class Head:
         self.id: str | None = None
         self.model: str | None = None
         self.usage: Usage | None = None
+        self.streamed: bool | None = None
+        self.late_events: Sequence[bytes] = ()
+        self.trailers: Mapping[str, str] = {}
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -96,6 +104,8 @@ class Dialect(msgspec.Struct, frozen=True):
         operations: which operations it knows.
         options: names in ``Endpoint.options`` that it understands.
         default: it is used where the endpoint names none. One for each transport.
+        timing_fields, timing_headers: fields of the body, and headers, that make servers of this schema say how long they
+            took. Sent with ``Endpoint(server_timing="ask")``, where the call does not set them itself.
     """
 
     transport: str
@@ -104,6 +114,8 @@ class Dialect(msgspec.Struct, frozen=True):
     operations: frozenset[str] = frozenset({"chat"})
     options: frozenset[str] = frozenset()
     default: bool = False
+    timing_fields: Mapping[str, Any] = {}
+    timing_headers: Mapping[str, str] = {}
 
 
 class Attempt:

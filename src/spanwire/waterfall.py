@@ -25,6 +25,7 @@ _ORDER = (
     ("handshake", "upgrade"),
     ("client", "encode"),
     ("network", "send"),
+    ("network", "backlog"),
     ("network", "to_and_back"),
     ("queue", "server"),
     ("model", ""),
@@ -79,6 +80,8 @@ def _head(timeline: Timeline) -> Iterator[str]:
         connection += f", {use.protocol}"
     if use is not None and use.engine not in (None, "spanwire"):
         connection += f" by {use.engine}"
+    if use is not None and use.rtt_scope == "edge":
+        connection += ", round trip to the edge"
     yield _cut(f"{outcome} in {timeline.total_s * 1e3:.1f} ms  {connection}")
     firsts = [
         f"{label} {value * 1e3:.1f} ms"
@@ -91,6 +94,19 @@ def _head(timeline: Timeline) -> Iterator[str]:
     ]
     if firsts:
         yield _cut(", ".join(firsts))
+    timing = timeline.server_timing
+    if timing is not None:
+        said = ", ".join(f"{name} {_number(value)}" for name, value in timing["raw"].items())
+        refused = timing.get("refused")
+        if refused:
+            said = f"what does not fit ({', '.join(refused)}): {said}"
+        elif timing.get("prefill_includes_queue"):
+            said = f"prefill with queue: {said}"
+        yield _cut(f"{timing['dialect']} says {said}")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _cut(line: str) -> str:

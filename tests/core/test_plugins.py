@@ -12,6 +12,7 @@ import spanwire
 from spanwire import errors, plugins
 from spanwire.manager import ConnectionManager
 from spanwire.plugins import Registry
+from spanwire.timing import TimingReader, TimingRow
 from spanwire.transport import Dialect, TransportSpec
 from tests.support import chat, hello, run, serving
 
@@ -265,3 +266,77 @@ def test_span_attributes_are_added(caplog: pytest.LogCaptureFixture) -> None:
 
 class _Ended:
     model = "m"
+
+
+# --- tables of servers' own times -----------------------------------------------------------------------------------
+
+
+def table(server: str, path: str = "x-wait", unit: str = "ms") -> TimingReader:
+    return TimingReader(server, (TimingRow("header", path, unit, "queue", "to_headers", "header"),))
+
+
+def with_tables(*tables: Any) -> Any:
+    class Plugin:
+        @spanwire.hookimpl
+        def register_timing_readers(self) -> list[Any]:
+            if isinstance(tables[0], Exception):
+                raise tables[0]
+            return list(tables)
+
+        @spanwire.hookimpl
+        def register_transports(self) -> list[TransportSpec]:
+            return [spec(f"wire{id(self)}")]
+
+    return Plugin()
+
+
+def waits(registry: Registry, **headers: str) -> list[tuple[str, int | None]]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    found = registry.timing_readers.read(headers=named, streamed=False)
+    return [(reading.server, reading.duration_ns) for reading in found]
+
+
+def test_timing_readers_of_plugins_are_read_beside_ours() -> None:
+    registry = Registry([with_tables(table("one"), table("two", "x-other"))])
+    assert sorted(waits(registry, x_wait="5", x_other="6", openai_processing_ms="7")) == [
+        ("one", 5_000_000),
+        ("openai", 7_000_000),
+        ("two", 6_000_000),
+    ]
+    assert registry.timing_readers is registry.timing_readers
+    assert waits(Registry(), x_wait="5") == []
+
+
+def test_of_two_timing_readers_at_one_path_the_later_plugins_counts() -> None:
+    registry = Registry([with_tables(table("one")), with_tables(table("two", unit="us"))])
+    assert waits(registry, x_wait="5") == [("two", 5_000)]
+
+
+def test_timing_readers_of_a_transport_that_is_loaded_later_come_in_too(installed: dict[str, list[Any]]) -> None:
+    class Late:
+        @spanwire.hookimpl
+        def register_transports(self) -> list[TransportSpec]:
+            return [spec("echo")]
+
+        @spanwire.hookimpl
+        def register_timing_readers(self) -> list[TimingReader]:
+            return [table("late")]
+
+    installed["spanwire.transports"].append(FakeEntry("echo", "echo_wire", "spanwire-echo", Late()))
+    registry = Registry()
+    assert waits(registry, x_wait="5") == []
+    registry.spec_for(spanwire.Endpoint("echo://h"))
+    assert waits(registry, x_wait="5") == [("late", 5_000_000)]
+
+
+@pytest.mark.parametrize("broken", [errors.ConfigurationError("no unit"), "no table", None])
+def test_a_broken_timing_reader_is_logged_by_name_and_stops_nothing_else(
+    broken: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = with_tables(broken, table("lost"))
+    with caplog.at_level(logging.WARNING, "spanwire.plugins"):
+        registry = Registry([plugin, with_tables(table("one", "x-one"))])
+    assert "register_timing_readers() of plugin plugins[0] (Plugin) failed" in caplog.text
+    assert waits(registry, x_wait="5", x_one="6") == [("one", 6_000_000)]
+    name = f"wire{id(plugin)}"
+    assert registry.spec_for(spanwire.Endpoint("http://h", transport=name)).name == name  # its transport still works

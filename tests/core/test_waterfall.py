@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwire.timeline import CallRecord, ConnectionUse, Timeline
+from spanwire.timeline import CallRecord, ConnectionUse, Reported, Timeline
 from spanwire.waterfall import draw
 from tests.core.test_timeline import attempt, marks, retried, streamed_marks, timeline, warm, wild_attempts
 
@@ -57,6 +57,24 @@ def test_a_reused_connection_says_so() -> None:
     use = ConnectionUse("c7", reused=True, idle_s=1.5, protocol="http/1.1")
     text = draw(timeline(warm(0, 298, streamed_marks(), connection=use)))
     assert "connection c7 re-used after 1.5 s idle, http/1.1" in text
+
+
+def test_what_the_server_said_is_shown_with_its_units_and_what_did_not_fit() -> None:
+    said = Reported(server="vllm", queue_ns=10_000_000, raw={"queue_time_ms": 10.25985})
+    text = draw(timeline(warm(0, 298, streamed_marks(), reported=said)))
+    assert "vllm says queue_time_ms 10.26" in text
+    assert "queue server" in text
+    wrong = Reported(server="vllm", queue_ns=10_000_000_000, raw={"queue_time_ms": 10_000})
+    text = draw(timeline(warm(0, 298, streamed_marks(), reported=wrong)))
+    assert "vllm says what does not fit (parts): queue_time_ms 10000" in text
+    first_token = Reported(server="b", ttft_ns=15_000_000, raw={"firstByteLatency": 15})
+    text = draw(timeline(warm(0, 298, streamed_marks(), reported=first_token)))
+    assert "b says prefill with queue: firstByteLatency 15" in text
+
+
+def test_a_round_trip_that_ends_at_an_edge_says_so() -> None:
+    use = ConnectionUse("c7", reused=True, protocol="h2", rtt_min_s=0.02, rtt_scope="edge")
+    assert "h2, round trip to the edge" in draw(timeline(warm(0, 298, streamed_marks(), connection=use)))
 
 
 def test_attempts_and_the_error_are_named() -> None:

@@ -65,6 +65,8 @@ def spanwire(
         Three calls to a scripted server on this machine. Needs nothing else.
     spanwire probe http://127.0.0.1:8000/v1 --model my-model
         Measure your own server, cold connections against warm ones.
+    spanwire report calls.jsonl
+        One page of what your own program's calls were: see SPANWIRE_CALL_LOG.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
 
 
@@ -249,6 +251,65 @@ def _progress(plan: Plan) -> Iterator[Callable[[Outcome], None]]:
             bar.update(task, advance=1, failed=f"{failed:,} failed" if failed else "")
 
         yield advance
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILES",
+            help="Call logs, or OTLP traces in JSON; also gzipped; - is stdin. By default what SPANWIRE_CALL_LOG names.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout. By default report.html."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="WHEN", help="Only calls that began then or later: 2h, 2026-01-31T10:00 (UTC)."
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="WHEN", help="Only calls that began earlier than that.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Write over a file that is no report, too.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON; without -o there is no page then.")
+    ] = False,
+) -> None:
+    """Make one HTML page of many calls: what they waited for, how long, and when.
+
+    The page needs nothing but itself: no server and no network. It has the percentiles by endpoint and model, segments
+    over time, cold calls against warm ones, and the waterfalls of the slowest calls.
+
+    \b
+    Recording, without a change of code:
+      SPANWIRE_CALL_LOG=calls.jsonl python my_program.py
+    Or from an OpenTelemetry Collector: what its "file" exporter writes.
+
+    \b
+    Examples:
+      spanwire report calls.jsonl
+      spanwire report calls*.jsonl.gz -o january.html --since 2026-01-01
+      spanwire report traces.json --since 2h
+      kubectl logs my-collector | spanwire report - -o - > report.html
+      spanwire report calls.jsonl --json | jq .findings
+
+    Lines that cannot be read are counted and left out. A report is written over an older one.
+
+    Exit code: 0, 1 if there is nothing to report, 2 for wrong usage.
+    """  # noqa: D301 - \b: click keeps the line breaks that follow
+    from .report import Task, run_report  # only this command needs it
+
+    task = Task(tuple(files or ()), output, since=since, until=until, force=force, as_json=as_json)
+    raise typer.Exit(run_report(task))
 
 
 # --- transports -------------------------------------------------------------------------------------------------------

@@ -70,8 +70,18 @@ def _steps() -> tuple[_Step, ...]:
     weather = Call.chat("demo", [{"role": "user", "content": "Weather in Lisbon?"}], tools=_TOOLS)
     return (
         _Step("cold", "A cold call: it waits until its connection is made.", _say(_COLD), ask),
-        _Step("warm", "A warm call: the same connection, no handshake.", _say(_WARM), ask),
-        _Step("tool_call", "A tool call, streamed in pieces.", replace(_PACE, tool_calls=[_TOOL]), weather),
+        _Step(
+            "warm",
+            "A warm call: no handshake. And the server says how long it took.",
+            replace(_say(_WARM), server_timing="vllm"),
+            ask,
+        ),
+        _Step(
+            "tool_call",
+            "A tool call, streamed in pieces.",
+            replace(_PACE, tool_calls=[_TOOL], server_timing="vllm"),
+            weather,
+        ),
     )
 
 

@@ -24,6 +24,9 @@ class Sink(Protocol):
     def on_sent(self) -> None:
         """The request is in the kernel's buffer, later than the request was handed over returned."""
 
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        """Fields after the body, in the form of headers; :meth:`on_end` follows."""
+
     def on_end(self) -> None:
         """The message has ended; the connection may take another one."""
 
@@ -53,3 +56,6 @@ class Carrier(Protocol):
 
     def rtt_min_ns(self) -> int | None:
         """Minimum round trip to the peer; None if unknown, or if a proxy stands between."""
+
+    def backlog_ns(self) -> int:
+        """How long a request that was just sent takes to leave the kernel's buffer, in ns; estimated. 0: no time."""

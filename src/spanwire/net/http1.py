@@ -57,6 +57,7 @@ class HTTP1Connection(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_in_head",
+        "_is_large",
         "_keep_alive",
         "_keep_alive_asked",
         "_keep_alive_until_ns",
@@ -97,6 +98,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._write_paused = False
+        self._is_large = False
         self._rest: memoryview | bytes = b""
         self._session_kept = False
         self._refused: ConnectionFailed | None = None
@@ -118,7 +120,8 @@ class HTTP1Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._headers = []
         self.first_arrival_ns = 0
-        if len(request) <= _PIECE_BYTES:
+        self._is_large = len(request) > _PIECE_BYTES
+        if not self._is_large:
             self._transport.write(request)
         else:
             self._rest = memoryview(request)
@@ -164,6 +167,10 @@ class HTTP1Connection(asyncio.Protocol):
     def rtt_min_ns(self) -> int | None:
         """See :meth:`spanwire.net.sockets.RoundTrip.min_ns`."""
         return self._round_trip.min_ns()
+
+    def backlog_ns(self) -> int:
+        """See :class:`spanwire.net.carrier.Carrier`. A small request leaves at once."""
+        return self._round_trip.backlog_ns() if self._is_large else 0
 
     def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
         """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
@@ -285,6 +292,11 @@ class HTTP1Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
             self._headers.append((name, value))
+        elif self._final and self._body_end < 0:  # a trailer
+            self._head_bytes += len(name) + len(value)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise ProtocolError(f"the answer's trailers are over {MAX_HEAD_BYTES} bytes", endpoint=self._address)
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._body_end >= 0 or self._sink is None:  # of a second answer
@@ -302,10 +314,8 @@ class HTTP1Connection(asyncio.Protocol):
         self._final = True
         if not self.first_arrival_ns:
             self.first_arrival_ns = self.arrival_ns
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in self._headers:
-            name, value = _names.get(raw_name) or _learn(raw_name), raw_value.decode("latin-1").strip(" \t")
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        headers = self._take_headers()
+        self._head_bytes = 0
         if not self._session_kept:  # tickets come behind the handshake, before any answer
             self._session_kept = True
             if self._transport is not None:
@@ -313,6 +323,14 @@ class HTTP1Connection(asyncio.Protocol):
         self._until_eof = "content-length" not in headers and "transfer-encoding" not in headers
         self._keep_alive_asked = headers.get("keep-alive", "")
         self._sink.on_head(status, headers)
+
+    def _take_headers(self) -> dict[str, str]:
+        taken, self._headers = self._headers, []
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in taken:
+            name, value = _names.get(raw_name) or _learn(raw_name), raw_value.decode("latin-1").strip(" \t")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        return headers
 
     def _interim(self, status: int) -> None:
         """1xx: the final head follows."""
@@ -356,6 +374,8 @@ class HTTP1Connection(asyncio.Protocol):
 
     def _end(self, sink: Sink) -> None:
         try:
+            if self._headers:
+                sink.on_trailers(self._take_headers())
             sink.on_end()
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the event loop's
             self._drop()

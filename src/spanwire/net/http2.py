@@ -31,6 +31,7 @@ from h2.events import (
     ResponseReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
 )
 from h2.exceptions import DenialOfServiceError, InvalidBodyLengthError, NoSuchStreamError
 from h2.settings import SettingCodes, Settings
@@ -121,6 +122,7 @@ class HTTP2Stream:
         "first_arrival_ns",
         "headers",
         "id",
+        "is_large",
         "opened_ns",
         "paused",
         "rest",
@@ -132,6 +134,7 @@ class HTTP2Stream:
         self._connection = connection
         self.id = 0
         self.opened_ns = 0
+        self.is_large = False
         self.sink: Sink | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # until it is opened
         self.rest = memoryview(b"")  # of the body, not handed over yet
@@ -150,6 +153,7 @@ class HTTP2Stream:
             ConnectionFailed: the connection takes no more streams.
             ConfigurationError: a header that HTTP/2 forbids.
         """
+        self.is_large = len(body) > _PIECE_BYTES
         self._connection._send(self, [*headers], body, sink)
 
     def leave(self, sink: Sink) -> None:
@@ -170,6 +174,10 @@ class HTTP2Stream:
     def rtt_min_ns(self) -> int | None:
         """See :meth:`HTTP2Connection.rtt_min_ns`."""
         return self._connection.rtt_min_ns()
+
+    def backlog_ns(self) -> int:
+        """See :class:`~spanwire.net.carrier.Carrier`. A small request leaves at once."""
+        return self._connection.backlog_ns() if self.is_large else 0
 
 
 class HTTP2Connection(asyncio.Protocol):
@@ -255,6 +263,10 @@ class HTTP2Connection(asyncio.Protocol):
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the peer (Linux), else the time of the TCP connect; None if unknown."""
         return self._round_trip.min_ns()
+
+    def backlog_ns(self) -> int:
+        """How long what the kernel has of our bytes takes to leave, in ns; estimated."""
+        return self._round_trip.backlog_ns()
 
     def set_connect_rtt(self, rtt_ns: int | None, *, through_proxy: bool = False) -> None:
         """What the dial knows of the round trip: 0 for a unix socket. Behind a proxy the kernel's is only that to it."""
@@ -501,6 +513,8 @@ class HTTP2Connection(asyncio.Protocol):
                 self._on_end(cast(StreamEnded, event).stream_id)
             elif kind is ResponseReceived:
                 self._on_head(cast(ResponseReceived, event))
+            elif kind is TrailersReceived:
+                self._on_trailers(cast(TrailersReceived, event))
             elif kind is StreamReset:
                 self._on_reset(cast(StreamReset, event))
             elif kind is RemoteSettingsChanged:
@@ -545,6 +559,21 @@ class HTTP2Connection(asyncio.Protocol):
             return
         try:
             sink.on_head(int(status), headers)
+        except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's
+            self._drop(stream, sink, self._raised(error))
+
+    def _on_trailers(self, event: TrailersReceived) -> None:
+        stream = self._streams.get(event.stream_id)
+        if stream is None or stream.sink is None:
+            return
+        sink = stream.sink
+        self._touch(stream, sink)
+        trailers: dict[str, str] = {}
+        for raw_name, raw_value in cast("Iterable[tuple[bytes, bytes]]", event.headers):
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            trailers[name] = f"{trailers[name]}, {value}" if name in trailers else value
+        try:
+            sink.on_trailers(trailers)
         except Exception as error:  # noqa: BLE001 - a bug in a codec is the call's error, not the connection's
             self._drop(stream, sink, self._raised(error))
 

@@ -10,12 +10,15 @@ import sys
 import time
 from typing import cast
 
-__all__ = ["RoundTrip", "abort", "limit_unsent", "min_rtt_ns"]
+__all__ = ["RoundTrip", "abort", "backlog_ns", "limit_unsent", "min_rtt_ns"]
 
 #: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
 _MIN_RTT = struct.Struct("=I")
 _MIN_RTT_OFFSET = 148
 _NO_SAMPLE = 0xFFFFFFFF
+#: From ``tcpi_snd_mss``: that (bytes), ``tcpi_rcv_mss``, ``tcpi_unacked`` (segments on their way). Then
+#: ``tcpi_notsent_bytes``, ``tcpi_min_rtt``, two counts, and ``tcpi_delivery_rate`` (u64, bytes per second).
+_UNDERWAY = struct.Struct("=16xI4xI116xIIIIQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" else None
 _FRESH_NS = 1_000_000_000
 #: A young connection's minimum still falls, so it is asked each time for so many times.
@@ -39,6 +42,27 @@ def min_rtt_ns(of: socket.socket) -> int | None:
         return None
     (rtt_us,) = _MIN_RTT.unpack_from(info, _MIN_RTT_OFFSET)
     return None if rtt_us == _NO_SAMPLE else cast(int, rtt_us) * 1000
+
+
+def backlog_ns(of: socket.socket) -> int:
+    """How long what the kernel has of our bytes still takes to be at the peer, less the way there, in ns (Linux).
+
+    What was written and is not acknowledged, at the rate at which the last bytes were delivered, less a round trip. An
+    estimate. 0 if nothing waits, or nothing is known.
+    """
+    if _TCP_INFO is None:
+        return 0
+    try:
+        info = of.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _UNDERWAY.size)
+    except (OSError, ValueError, TypeError):  # as above
+        return 0
+    if len(info) < _UNDERWAY.size:
+        return 0
+    values: tuple[int, ...] = _UNDERWAY.unpack(info)
+    segment, segments, unsent, rtt_us, _, _, rate = values
+    if not rate or rtt_us == _NO_SAMPLE:
+        return 0
+    return max(0, (segments * segment + unsent) * 1_000_000_000 // rate - rtt_us * 1000)
 
 
 class RoundTrip:
@@ -77,6 +101,10 @@ class RoundTrip:
             if found_ns is not None:
                 self._min_ns = found_ns
         return self._min_ns if self._min_ns is not None else self.connect_ns
+
+    def backlog_ns(self) -> int:
+        """See :func:`backlog_ns`; 0 for a unix socket."""
+        return backlog_ns(self.socket) if self.socket is not None and self.connect_ns != 0 else 0
 
 
 def limit_unsent(of: socket.socket | None) -> None:

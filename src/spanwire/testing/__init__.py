@@ -6,6 +6,7 @@ As a command: ``python -m spanwire.testing --help``.
 from __future__ import annotations
 
 from .loopback import Answer, Book, Listener, LoopbackPart, LoopbackServer, Request, echo
+from .reports import ServerTimes
 from .script import Script, ScriptedTool
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "Request",
     "Script",
     "ScriptedTool",
+    "ServerTimes",
     "echo",
 ]

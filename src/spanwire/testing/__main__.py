@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ..errors import ConfigurationError
 from .loopback import LoopbackServer, Request, echo
+from .reports import DIALECTS
 from .script import Script
 
 #: Enough to look at in a debugger; a server that runs for days must not fill the memory.
@@ -39,6 +40,7 @@ def _arguments() -> argparse.ArgumentParser:
         ("end", "from the terminal event to the end of the message"),
     ):
         parser.add_argument(f"--{name}-ms", type=float, default=0.0, metavar="MS", help=f"milliseconds {what}")
+    parser.add_argument("--server-timing", choices=DIALECTS, help="report these times as such a server does")
     return parser
 
 
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prefill_s=options.prefill_ms / 1000,
             gap_s=options.token_gap_ms / 1000,
             end_s=options.end_ms / 1000,
+            server_timing=options.server_timing,
         )
 
         def answer(request: Request) -> Script:

@@ -30,6 +30,7 @@ import msgspec
 
 from ..endpoint import TLS, Endpoint
 from ..errors import ConfigurationError, PluginError
+from .reports import ServerTimes
 from .script import Script
 from .tls import ThrowAwayCA
 
@@ -54,6 +55,9 @@ class Request:
         raw: the bytes of the body.
         connection: number of the connection that it came on, counted from 1.
         arrived_ns: the whole request was here.
+        queued_ns: its wait in the queue was over.
+        prefilled_ns: the first piece of content was made; of an answer that is not streamed, nothing shows it.
+        decoded_ns: the last piece of content so far was made.
         headers_ns: the first bytes of the answer were written.
         content_ns: the first piece of content, or the whole body, was written.
         ended_ns: the last byte of the answer was written: at the latest when the client reads it.
@@ -66,6 +70,7 @@ class Request:
         "arrived_ns",
         "connection",
         "content_ns",
+        "decoded_ns",
         "dropped_ns",
         "ended_ns",
         "headers",
@@ -73,7 +78,9 @@ class Request:
         "left_ns",
         "method",
         "path",
+        "prefilled_ns",
         "query",
+        "queued_ns",
         "raw",
     )
 
@@ -87,6 +94,9 @@ class Request:
         self.raw = raw
         self.connection = connection
         self.arrived_ns = time.perf_counter_ns()
+        self.queued_ns: int | None = None
+        self.prefilled_ns: int | None = None
+        self.decoded_ns: int | None = None
         self.headers_ns: int | None = None
         self.content_ns: int | None = None
         self.ended_ns: int | None = None
@@ -109,6 +119,17 @@ class Request:
         return model if isinstance(model, str) else None
 
     @property
+    def times(self) -> ServerTimes:
+        """What the server measured of this call; the total up to now, or to the answer's end."""
+        end_ns = self.ended_ns or time.perf_counter_ns()
+        return ServerTimes(
+            queue_s=_between_s(self.arrived_ns, self.queued_ns),
+            prefill_s=_between_s(self.queued_ns, self.prefilled_ns),
+            decode_s=_between_s(self.prefilled_ns, self.decoded_ns),
+            total_s=_between_s(self.arrived_ns, end_ns),
+        )
+
+    @property
     def ended(self) -> bool:
         """The whole answer was written."""
         return self.ended_ns is not None
@@ -121,6 +142,10 @@ class Request:
     def __repr__(self) -> str:
         state = "left" if self.left else "dropped" if self.dropped_ns else "ended" if self.ended else "open"
         return f"Request({self.method} {self.path}, connection={self.connection}, {state})"
+
+
+def _between_s(begin_ns: int | None, end_ns: int | None) -> float | None:
+    return None if begin_ns is None or end_ns is None else (end_ns - begin_ns) / 1e9
 
 
 #: What may be queued: a script, or a function that makes one for the request.

@@ -23,6 +23,7 @@ from msgspec.structs import force_setattr
 from ..calls import Usage
 from ..endpoint import check_headers
 from ..errors import ConfigurationError
+from .reports import DIALECTS
 
 __all__ = ["Script", "ScriptedTool"]
 
@@ -86,6 +87,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         hang_after: send nothing more after so many events (or ``writes``), and keep the connection open.
             ``"request"``: never answer.
         dimensions: length of the vectors for an embeddings call, if the request does not say.
+        server_timing: the server tells the client what the call took, as it measured it, in this dialect:
+            ``"vllm"``, ``"llama.cpp"``, ``"groq"``, ``"cerebras"``, ``"fireworks"``, ``"tgi"``, ``"openai"``,
+            ``"envoy"`` or ``"server-timing"``, each where and when the real one does (see
+            :mod:`spanwire.testing.reports`). ``queue_s`` is its queue, ``headers_s`` and ``prefill_s`` its prefill,
+            the gaps its decode. None: it says nothing.
 
     Raises:
         ConfigurationError: a value that cannot be meant; the message names the field.
@@ -115,6 +121,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     drop_mode: Literal["close", "reset"] = "close"
     hang_after: int | Literal["request"] | None = None
     dimensions: int = 8
+    server_timing: str | None = None
 
     @classmethod
     def say(cls, text: str, **more: Any) -> Script:
@@ -151,6 +158,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         if not _is_count(self.dimensions) or not 1 <= self.dimensions <= _MAX_DIMENSIONS:
             raise ConfigurationError(
                 f"Script(dimensions=...) must be a number from 1 to {_MAX_DIMENSIONS}, not {self.dimensions!r:.40}"
+            )
+        if self.server_timing is not None and self.server_timing not in tuple(DIALECTS):  # a list has no hash
+            raise ConfigurationError(
+                f"Script(server_timing=...) must be one of {', '.join(DIALECTS)}, or None, "
+                f"not {self.server_timing!r:.40}"
             )
 
     def _check_bytes(self) -> None:
@@ -194,10 +206,14 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.reasoning) + len(self.tokens) + sum(1 + len(tool.arguments) for tool in self.tool_calls)
 
     @property
+    def decode_s(self) -> float:
+        """Seconds from the first piece of content to the last."""
+        return max(self.pieces - 1, 0) * self.gap_s
+
+    @property
     def total_s(self) -> float:
         """All delays together, in seconds: what an answer takes that is not streamed."""
-        gaps = max(self.pieces - 1, 0) * self.gap_s
-        return self.queue_s + self.headers_s + self.prefill_s + gaps + self.end_s
+        return self.queue_s + self.headers_s + self.prefill_s + self.decode_s + self.end_s
 
     def usage_for(self, input_tokens: int, *, asked: bool) -> Usage | None:
         """The usage to send.

@@ -21,6 +21,7 @@ from .tool_calls import ToolCallRepair
 __all__ = ["ChatDecoder", "decode_chat", "decode_embeddings", "error_in"]
 
 DONE = b"[DONE]"
+_LATE_EVENTS = 8  # more than any server sends after its finish reason: usage, timing, metadata
 _SHOWN = 200  # characters of a bad answer that an error shows
 
 
@@ -80,6 +81,7 @@ class ChatDecoder:
         finish_reason: the last one that was seen.
         id, model: as the server gave them.
         usage: the last count that was seen, given to the caller or not.
+        late_events: the events from the finish reason on, as they came: servers put their timing there.
     """
 
     __slots__ = (
@@ -91,6 +93,7 @@ class ChatDecoder:
         "events",
         "finish_reason",
         "id",
+        "late_events",
         "model",
         "usage",
     )
@@ -106,6 +109,7 @@ class ChatDecoder:
         self.usage: Usage | None = None
         self._usage_given = False
         self._usage_held: tuple[Usage, bytes] | None = None
+        self.late_events: list[bytes] = []
 
     def event(self, name: bytes, data: bytes) -> Chunk | None:
         """One event of the stream. None for one that carries nothing for a caller (``[DONE]``, no choices).
@@ -182,12 +186,14 @@ class ChatDecoder:
         choice = next((choice for choice in choices if not choice.index), None) if choices else None
         found = self._usage_once(usage, data)
         if choice is None:
+            self._keep_late(data)
             if choices is None and usage is None:
                 _raise_if_error_object(data)
             return None if found is None else Chunk("", "", (), None, found, data)
         self.events += 1
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
+        self._keep_late(data)
         delta = choice.delta or choice.message or _EMPTY
         return Chunk(
             delta.content or "",
@@ -197,6 +203,10 @@ class ChatDecoder:
             found,
             data,
         )
+
+    def _keep_late(self, data: bytes) -> None:
+        if self.finish_reason is not None and len(self.late_events) < _LATE_EVENTS:
+            self.late_events.append(data)
 
     def _tool_calls(self, delta: _Delta) -> tuple[ToolCallDelta, ...]:
         repair = self._repair

@@ -33,6 +33,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
+        self.trailers: dict[str, str] = {}
         self.batches = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,6 +58,10 @@ class Recorder:
     def on_sent(self) -> None:
         self.events.append(("sent",))
         self.sent.set_result(None)
+
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        assert not self.done.done()
+        self.trailers = trailers
 
     def on_end(self) -> None:
         self.events.append(("end",))
@@ -356,7 +361,29 @@ def test_trailers_are_not_headers() -> None:
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nKeep-Alive: timeout=0\r\nX-Late: 1\r\n\r\n"
         )
         assert sink.headers == {"transfer-encoding": "chunked"}
+        assert sink.trailers == {"keep-alive": "timeout=0", "x-late": "1"}
         assert connection.usable()
+        second = Recorder()
+        connection.send(REQUEST, second)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert second.trailers == {}
+
+    run(main)
+
+
+def test_trailers_without_end_are_refused() -> None:
+    async def main() -> None:
+        connection, _ = faked()
+        sink = Recorder()
+        connection.send(REQUEST, sink)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        for number in range(MAX_HEAD_BYTES // 1000 + 9):
+            if sink.done.done():
+                break
+            connection.data_received(b"X-%d: " % number + b"x" * 1000 + b"\r\n")
+        assert isinstance(sink.error, ProtocolError)
+        assert "trailers" in sink.error.message
+        assert not connection.usable()
 
     run(main)
 

@@ -56,6 +56,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
+        self.trailers: dict[str, str] = {}
         self.batches = 0
         loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
@@ -79,6 +80,10 @@ class Recorder:
 
     def on_sent(self) -> None:
         self.sent.set_result(None)
+
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        assert not self.done.done()
+        self.trailers = trailers
 
     def on_end(self) -> None:
         self.events.append(("end",))
@@ -253,6 +258,7 @@ def test_an_answer_without_a_body_and_one_with_trailers() -> None:
         await second.done
         assert second.kinds == ["head", "body", "end"]
         assert second.headers == {}
+        assert second.trailers == {"grpc-status": "0"}
 
     test(script, body)
 

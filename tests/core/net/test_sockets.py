@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import socket
@@ -79,6 +80,32 @@ def test_little_is_left_unsent_in_the_kernel_and_a_unix_socket_is_left_alone() -
     with socket.socket(socket.AF_UNIX) as local:
         sockets.limit_unsent(local)
     sockets.limit_unsent(None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_what_the_peer_has_not_taken_is_a_backlog() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as of:
+        known = round_trip(of, 5)
+        assert known.backlog_ns() == 0
+        peer, _ = listening.accept()
+        with peer:
+            of.setblocking(False)
+            sent = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sent += of.send(bytes(65536))
+            assert known.backlog_ns() > 0
+            of.setblocking(True)
+            while sent > 0:
+                sent -= len(peer.recv(1 << 20))
+            peer.sendall(b"x")
+            assert of.recv(1) == b"x"  # with which the last bytes are acknowledged
+            assert known.backlog_ns() == 0
+            assert round_trip(of, 0).backlog_ns() == 0
+    assert sockets.backlog_ns(of) == 0  # closed
+    assert round_trip(None, None).backlog_ns() == 0
+    with socket.socket(socket.AF_UNIX) as local:
+        assert sockets.backlog_ns(local) == 0
 
 
 def round_trip(of: socket.socket | None, connect_ns: int | None) -> sockets.RoundTrip:

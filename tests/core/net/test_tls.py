@@ -128,6 +128,8 @@ class Answer:
 
     def on_sent(self) -> None: ...
 
+    def on_trailers(self, trailers: dict[str, str]) -> None: ...
+
     def on_end(self) -> None:
         self.done.set_result(self.body)
 

@@ -71,6 +71,11 @@ def test_delays_and_tokens_by_option() -> None:
         assert answer.count(b'"content":" t') == 3
 
 
+def test_reports_its_times_in_a_dialect() -> None:
+    with running("--tokens", "1", "--prefill-ms", "20", "--server-timing", "llama.cpp") as (url,):
+        assert b'"timings":{"prompt_ms":' in ask(url, stream=True)
+
+
 def test_tls_names_the_file_to_trust() -> None:
     with running("--tls") as (url, ca):
         name, _, file = ca.partition("=")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -234,3 +235,112 @@ def test_a_command_that_takes_too_long_is_killed() -> None:
         run_delayed(python(WAITS), timeout_s=3)
     assert caught.value.stdout is not None
     wait_for_end(int(caught.value.stdout))
+
+
+# --- several peers, a limited rate, a record ---------------------------------------------------------------------------
+
+EDGE = "198.18.0.3"
+#: One byte to each host on the command line, and back. An echo server, since it is the same kernel on both sides.
+ECHOES = """
+if True:
+    import socket, sys, threading, time
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        for host in sys.argv[1:]:
+            with socket.create_connection((host, server.getsockname()[1])) as client:
+                connection, (seen, _) = server.accept()
+                with connection:
+                    for _ in range(9):
+                        client.sendall(b"x")
+                        connection.sendall(connection.recv(1))
+                        client.recv(1)
+                print(seen)
+"""
+
+
+@needs_network
+def test_each_peer_has_a_distance_of_its_own_and_each_packet_is_recorded(tmp_path: Path) -> None:
+    record = tmp_path / "packets"
+    begin_ns = time.perf_counter_ns()
+    done = run_delayed(
+        [*python(ECHOES), PEER, EDGE],
+        rtt_s=0.030,
+        peers={EDGE: delaynet.Link(0.010)},
+        record=record,
+        timeout_s=PROCESS_S,
+    )
+    end_ns = time.perf_counter_ns()
+    assert (done.stdout.split(), done.stderr) == ([PEER, EDGE], "")
+    packets = delaynet.read_record(record)
+    for peer, one_way_s in ((PEER, 0.015), (EDGE, 0.005)):
+        held_s = sorted(packet.held_s for packet in packets if packet.peer == peer)
+        assert len(held_s) >= 3 + 18  # the handshake, and nine each way
+        assert held_s[0] > one_way_s - 0.0002  # never earlier; how much later depends on who else uses the machine
+    assert all(begin_ns < packet.taken_ns < packet.given_ns < end_ns for packet in packets)
+    assert all(20 + 20 < packet.size <= 1500 for packet in packets)
+
+
+@needs_network
+def test_each_packet_of_a_limited_line_waits_for_those_before_it(tmp_path: Path) -> None:
+    record = tmp_path / "packets"
+    code = f"""
+if True:
+    import socket
+    with socket.socket(type=socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
+        receiver.bind(("0.0.0.0", 0))
+        for _ in range(20):
+            sender.sendto(bytes(972), ("{PEER}", receiver.getsockname()[1]))
+        print(sum(len(receiver.recv(2000)) for _ in range(20)))
+"""
+    # 1,000 bytes with their headers, at 1 Mbit/s: 8 ms for each.
+    done = run_delayed(python(code), rtt_s=0, rate_bit_s=1e6, record=record, timeout_s=PROCESS_S)
+    assert (done.stdout, done.stderr) == (f"{20 * 972}\n", "")
+    packets = [packet for packet in delaynet.read_record(record) if packet.size == 1000]
+    assert len(packets) == 20
+    first_ns = packets[0].taken_ns
+    assert all(packet.given_ns - first_ns >= 8_000_000 * number for number, packet in enumerate(packets, start=1))
+
+
+@needs_network
+def test_nobody_answers_at_an_address_without_a_link() -> None:
+    code = """
+if True:
+    import socket
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        try:
+            socket.create_connection(("198.18.0.9", server.getsockname()[1]), timeout=0.2)
+        except TimeoutError:
+            print("silence")
+"""
+    assert run_delayed(python(code), rtt_s=0.001).stdout == "silence\n"
+
+
+@needs_network
+def test_a_record_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    done = run_delayed(["true"], record=tmp_path / "no" / "where")
+    assert done.returncode == 125
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"rate_bit_s": 20}, "rate_bit_s"),
+        ({"rate_bit_s": float("nan")}, "rate_bit_s"),
+        ({"peers": {"198.18.0.1": delaynet.Link(0.01)}}, "198.18.0.1"),
+        ({"peers": {"10.0.0.1": delaynet.Link(0.01)}}, "10.0.0.1"),
+        ({"peers": {"edge": delaynet.Link(0.01)}}, "edge"),
+        ({"peers": {EDGE: delaynet.Link(-1)}}, "rtt_s"),
+    ],
+)
+def test_an_impossible_link_is_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        run_delayed(["true"], **more)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--peer", "198.18.0.3"], ["--peer", "x=1"], ["--peer", "198.18.0.3=1,x"], ["--rate-mbit", "0"]]
+)
+def test_a_bad_link_on_the_command_line_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--", "true"])
+    assert "--peer" in capsys.readouterr().err

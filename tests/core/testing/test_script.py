@@ -39,6 +39,11 @@ def test_total_is_the_sum_of_all_delays() -> None:
     assert script.total_s == 1 + 2 + 4 + 2 * 8 + 16
 
 
+@pytest.mark.parametrize(("tokens", "decode_s"), [([], 0), (["a"], 0), (["a", "b", "c"], 16)])
+def test_decode_is_the_time_between_the_first_and_the_last_piece(tokens: list[str], decode_s: float) -> None:
+    assert Script(tokens=tokens, gap_s=8).decode_s == decode_s
+
+
 def test_lists_become_tuples_so_that_a_script_cannot_change() -> None:
     tokens = ["a"]
     script = Script(tokens=tokens, writes=[b"x"])
@@ -75,6 +80,8 @@ def test_lists_become_tuples_so_that_a_script_cannot_change() -> None:
         ({"drop_after": 1, "hang_after": 1}, "choose one"),
         ({"drop_mode": "abort"}, "drop_mode"),
         ({"dimensions": 0}, "dimensions"),
+        ({"server_timing": "vLLM"}, "server_timing=.* must be one of vllm, llama.cpp, groq, cerebras"),
+        ({"server_timing": ["vllm"]}, "server_timing"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_by_name(fields: dict[str, Any], words: str) -> None:

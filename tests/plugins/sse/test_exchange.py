@@ -15,6 +15,7 @@ from spanwire_sse.exchange import retry_after_s
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
+from spanwire.net import sockets
 from spanwire.testing import Script
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
@@ -221,6 +222,39 @@ def test_a_large_prompt_is_sent_whole_and_its_upload_is_network() -> None:
 
         run(body)
         assert len(server.requests[0].raw) > 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "backlog_ns", "least_s", "most_s"),
+    [
+        ("x" * 200_000, 20_000_000, 0.0199, 0.0201),
+        ("x" * 200_000, 60_000_000_000, 0.039, 5.0),  # it had left, for the answer is there
+        ("x" * 200_000, 900_000, 0.0, 0.0),
+        ("small", 20_000_000, 0.0, 0.0),
+    ],
+    ids=["known", "too long", "next to none", "small"],
+)
+def test_what_a_large_request_waits_in_the_kernel_is_network(
+    content: str, backlog_ns: int, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "backlog_ns", lambda _: backlog_ns)
+    call = spanwire.Call.chat("m", [{"role": "user", "content": content}])
+    with serving(Script.say("hello", queue_s=0.04)) as server:
+
+        async def body() -> spanwire.Timeline:
+            async with ConnectionManager() as manager, manager.stream(server.endpoint(), call) as stream:
+                await read(stream)
+            assert stream.timeline is not None
+            return stream.timeline
+
+        timeline = run(body)
+    assert_adds_up(timeline)
+    parts = timeline.segments["network"].parts
+    found_s = parts["backlog"].duration_s if "backlog" in parts else 0.0
+    assert least_s <= found_s <= most_s
+    # Nothing is counted twice: what was not the model's is the network's.
+    model_s = timeline.segments["model"].duration_s if "model" in timeline.segments else 0.0
+    assert (model_s > 0.035) == (found_s < 0.001)
 
 
 def test_leaving_while_the_message_ends_leaves_the_connection_for_the_next() -> None:

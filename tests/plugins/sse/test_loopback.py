@@ -375,6 +375,149 @@ def test_a_pace_faster_than_the_loop_can_sleep_is_kept_on_average(server: Loopba
     assert len(client.ask(STREAM).events) == 20_003
 
 
+# --- what the server says of its own time -----------------------------------------------------------------------------
+
+
+PHASES: dict[str, Any] = {"queue_s": 0.01, "headers_s": 0.005, "prefill_s": 0.02, "gap_s": 0.01, "end_s": 0.01}
+USAGE_STREAM: dict[str, Any] = {**STREAM, "stream_options": {"include_usage": True}}
+
+
+def told(server: LoopbackServer, client: Client, dialect: str, ask: Any, **more: Any) -> tuple[Answer, Request]:
+    server.script(Script(tokens=["a", "b", "c"], server_timing=dialect, **PHASES, **more))
+    answer = client.ask(ask)
+    return answer, server.requests[-1]
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+def test_the_server_measures_each_phase(server: LoopbackServer, client: Client, body: Any) -> None:
+    server.script(Script(tokens=["a", "b", "c"], **PHASES))
+    client.ask(body)
+    times = server.requests[0].times
+    assert times.queue_s is not None
+    assert times.prefill_s is not None
+    assert times.decode_s is not None
+    assert times.total_s is not None
+    early_s = 2 * TICK_NS / 1e9  # and phases follow a schedule: a late one shortens the next
+    assert times.queue_s >= 0.01 - early_s
+    assert times.queue_s + times.prefill_s >= 0.035 - early_s
+    assert times.queue_s + times.prefill_s + times.decode_s >= 0.055 - early_s
+    assert times.total_s >= 0.065 - early_s
+
+
+@pytest.mark.parametrize("body", [CHAT, USAGE_STREAM])
+def test_vllm_tells_milliseconds_in_the_body_or_beside_the_usage(
+    server: LoopbackServer, client: Client, body: Any
+) -> None:
+    answer, request = told(server, client, "vllm", body)
+    said = answer.events[-2] if body is USAGE_STREAM else answer.json
+    assert said["usage"]["completion_tokens"] == 3
+    assert said["metrics"] == {
+        "queue_time_ms": pytest.approx((request.times.queue_s or 0) * 1e3),
+        "time_to_first_token_ms": pytest.approx((request.times.prefill_s or 0) * 1e3),
+        "generation_time_ms": pytest.approx((request.times.decode_s or 0) * 1e3),
+    }
+    assert said["metrics"]["generation_time_ms"] >= 18
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "cerebras"])
+def test_a_dialect_that_tells_beside_the_usage_is_silent_without_it(
+    server: LoopbackServer, client: Client, dialect: str
+) -> None:
+    answer, _ = told(server, client, dialect, STREAM)
+    assert b"queue_time" not in answer.body
+    assert answer.deltas[-1] == {}
+
+
+@pytest.mark.parametrize(("body", "event"), [(STREAM, -2), (USAGE_STREAM, -2)])
+def test_llama_cpp_tells_in_the_last_event_there_is(
+    server: LoopbackServer, client: Client, body: Any, event: int
+) -> None:
+    answer, request = told(server, client, "llama.cpp", body)
+    assert answer.body.count(b"timings") == 1
+    assert answer.events[event]["timings"] == {
+        "prompt_ms": pytest.approx((request.times.prefill_s or 0) * 1e3),
+        "predicted_ms": pytest.approx((request.times.decode_s or 0) * 1e3),
+    }
+
+
+def test_groq_tells_seconds_inside_the_usage_or_beside_the_finish_reason(
+    server: LoopbackServer, client: Client
+) -> None:
+    whole, request = told(server, client, "groq", CHAT)
+    assert whole.json["usage"]["total_tokens"] == 5
+    assert whole.json["usage"]["queue_time"] == pytest.approx(request.times.queue_s)
+    stream, request = told(server, client, "groq", STREAM)
+    last = stream.events[-2]
+    assert last["choices"][0]["finish_reason"] == "stop"
+    usage = last["x_groq"]["usage"]
+    assert usage["completion_time"] == pytest.approx(request.times.decode_s)
+    assert usage["total_time"] == pytest.approx(usage["prompt_time"] + usage["completion_time"])
+
+
+def test_a_total_is_that_at_the_moment_of_telling(server: LoopbackServer, client: Client) -> None:
+    whole, request = told(server, client, "cerebras", CHAT)
+    total_s = whole.json["time_info"]["total_time"]
+    assert 0.065 - TICK_NS / 1e9 <= total_s <= (request.times.total_s or 0)
+    stream, request = told(server, client, "cerebras", USAGE_STREAM)
+    # The end of the message comes later than the event that tells.
+    assert stream.events[-2]["time_info"]["total_time"] <= (request.times.total_s or 0) - 0.01 + TICK_NS / 1e9
+
+
+def test_fireworks_tells_in_headers_and_in_a_stream_when_it_is_asked(server: LoopbackServer, client: Client) -> None:
+    whole, request = told(server, client, "fireworks", CHAT)
+    prefill = whole.headers["fireworks-prefill-duration"]
+    assert float(prefill) == pytest.approx(request.times.prefill_s, abs=1e-6)
+    assert b"perf_metrics" not in told(server, client, "fireworks", STREAM)[0].body
+    stream, _ = told(server, client, "fireworks", {**STREAM, "perf_metrics_in_response": True})
+    assert float(stream.events[-2]["perf_metrics"]["prefill-queue-duration"]) >= 0.009
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        ("openai", "openai-processing-ms"),
+        ("envoy", "x-envoy-upstream-service-time"),
+        ("server-timing", "server-timing"),
+        ("tgi", "x-total-time"),
+    ],
+)
+def test_headers_of_a_whole_answer_tell_all_and_those_of_a_stream_the_time_to_themselves(
+    server: LoopbackServer, client: Client, dialect: str, name: str
+) -> None:
+    whole, _ = told(server, client, dialect, CHAT)
+    assert int(re.findall(r"\d+", whole.headers[name])[-2 if dialect == "server-timing" else -1]) >= 63
+    stream, request = told(server, client, dialect, STREAM)
+    if dialect == "tgi":
+        assert "x-compute-type" in stream.headers
+        assert name not in stream.headers
+        return
+    total = float(stream.headers[name].rsplit("=", 1)[-1])
+    assert 9 <= total <= ((request.headers_ns or 0) - request.arrived_ns) / 1e6
+    assert "prefill" not in stream.headers[name]
+
+
+def test_an_error_has_the_headers_of_a_front_end_and_not_those_of_the_model(
+    server: LoopbackServer, client: Client
+) -> None:
+    assert "openai-processing-ms" in told(server, client, "openai", CHAT, status=400)[0].headers
+    assert "x-total-time" not in told(server, client, "tgi", CHAT, status=500)[0].headers
+    assert b"metrics" not in told(server, client, "vllm", CHAT, status=500)[0].body
+
+
+def test_a_given_header_and_a_given_body_win(server: LoopbackServer, client: Client) -> None:
+    answer, _ = told(server, client, "openai", CHAT, headers={"OpenAI-Processing-Ms": "7"})
+    assert answer.headers["openai-processing-ms"] == "7"
+    assert told(server, client, "vllm", CHAT, body=b"{}")[0].body == b"{}"
+
+
+def test_a_stream_without_content_says_that_it_does_not_know(server: LoopbackServer, client: Client) -> None:
+    server.script(Script(server_timing="vllm", queue_s=0.01))
+    metrics = client.ask(USAGE_STREAM).events[-2]["metrics"]
+    assert metrics["queue_time_ms"] >= 9
+    assert metrics["time_to_first_token_ms"] is None
+    assert metrics["generation_time_ms"] is None
+
+
 # --- bytes and statuses -----------------------------------------------------------------------------------------------
 
 

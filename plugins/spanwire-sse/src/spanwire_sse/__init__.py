@@ -9,7 +9,7 @@ from __future__ import annotations
 from spanwire.hookspecs import hookimpl
 from spanwire.transport import Dialect, TransportSpec
 
-from .codec import OPTIONS, AnswerDecoder, Codec, OpenAIChat, Request
+from .codec import OPTIONS, TIMING_FIELDS, TIMING_HEADERS, OpenAIChat
 from .transport import SSETransport
 
 __all__ = [
@@ -47,5 +47,7 @@ def register_dialects() -> list[Dialect]:
             operations=frozenset({"chat", "embeddings"}),
             options=OPTIONS,
             default=True,
+            timing_fields=TIMING_FIELDS,
+            timing_headers=TIMING_HEADERS,
         )
     ]

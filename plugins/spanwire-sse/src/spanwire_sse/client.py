@@ -321,6 +321,9 @@ class _Run:
     def rtt_min_ns(self) -> int | None:
         return self.bridge.rtt_min_ns()
 
+    def backlog_ns(self) -> int:
+        return 0
+
     def _on_event(self, name: str, stream: Any) -> None:
         """See :class:`TraceBridge`."""
 

@@ -13,11 +13,18 @@ from spanwire.errors import ConfigurationError, ServerError, Truncated
 from spanwire.transport import Item
 from spanwire.wire.openai_chat import ChatDecoder, decode_chat, decode_embeddings, error_in, raise_if_error
 
-__all__ = ["OPTIONS", "AnswerDecoder", "Codec", "OpenAIChat", "Request"]
+__all__ = ["OPTIONS", "TIMING_FIELDS", "TIMING_HEADERS", "AnswerDecoder", "Codec", "OpenAIChat", "Request"]
 
 #: Names in ``Endpoint.options``. ``include_usage``: ask streamed answers for their usage (default True); False for the
 #: few servers that refuse ``stream_options``.
 OPTIONS = frozenset({"include_usage"})
+
+
+#: What makes servers of this schema tell their times, where they do not do so anyway: Fireworks
+#: (``perf_metrics_in_response``) and NVIDIA Dynamo (``nvext``) in the body, OpenRouter and Huawei's gateway by a header.
+#: vLLM tells them on the usage chunk, which is asked for in any case.
+TIMING_FIELDS: Mapping[str, Any] = {"perf_metrics_in_response": True, "nvext": {"extra_fields": ["timing"]}}
+TIMING_HEADERS: Mapping[str, str] = {"x-openrouter-metadata": "enabled", "x-apig-mode": "debug"}
 
 
 class Request(NamedTuple):
@@ -34,6 +41,8 @@ class AnswerDecoder(Protocol):
     Attributes:
         done: the terminal event has been seen.
         id, model: as the server gave them, once known.
+        usage: optional: the last count of tokens that was seen.
+        late_events: optional: raw JSON of the last events, or of the whole answer, where servers put their timing.
     """
 
     done: bool
@@ -105,6 +114,7 @@ class _Chat(ChatDecoder):
 
     def whole(self, body: bytes) -> Item:
         chunk, self.id, self.model = decode_chat(body)
+        self.late_events = [body]
         return chunk
 
 

@@ -29,6 +29,8 @@ __all__ = ["ForwardedExchange", "HTTPExchange", "retry_after_s"]
 
 #: How much of the body of an error status is read, in bytes.
 _ERROR_BODY_BYTES = 64 * 1024
+#: A request's last bytes leave the kernel in less, in ns, and it is not worth telling.
+_BACKLOG_NS = 1_000_000
 #: How much may come between the terminal event and the end of the message until the connection is left, in bytes.
 _OVERTIME_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
@@ -39,6 +41,7 @@ class HTTPExchange(Inbox):
 
     __slots__ = (
         "_attempt",
+        "_backlog_ns",
         "_body",
         "_codec",
         "_decode",
@@ -76,6 +79,7 @@ class HTTPExchange(Inbox):
         self._take: Callable[[bytes], None] = self._sniff
         self.on_body: Callable[[bytes], None] = self._sniff
         self._paused_since_ns = 0
+        self._backlog_ns = 0
         self._last_item: Item | None = None  # whose arrival is on the marks
         self._head = Head()
 
@@ -84,6 +88,7 @@ class HTTPExchange(Inbox):
         """With what the events have told by now."""
         head, decoder = self._head, self._decoder
         head.id, head.model, head.usage = decoder.id, decoder.model, getattr(decoder, "usage", None)
+        head.late_events = getattr(decoder, "late_events", ())
         return head
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -92,12 +97,23 @@ class HTTPExchange(Inbox):
         if not self._marks.sent_ns:
             self._marks.sent_ns = time.perf_counter_ns()
             self._marks.end("send", self._marks.sent_ns)
+            self._backlog_ns = self._http.backlog_ns()
+
+    def _count_backlog(self) -> None:
+        """A large request had not left when the kernel had it. Only now: its end may not lie after the answer."""
+        marks = self._marks
+        kernel_ns = marks.sent_ns
+        latest_ns = marks.first_byte_ns - (self._http.rtt_min_ns() or 0)
+        marks.sent_ns = max(kernel_ns, min(kernel_ns + self._backlog_ns, latest_ns))
+        marks.parts.append(("backlog", kernel_ns, marks.sent_ns))
 
     # --- receiving --------------------------------------------------------------------------------------------------
 
     def on_head(self, status: int, headers: dict[str, str]) -> None:
         self._marks.first_byte_ns = self._http.first_arrival_ns
         self.on_sent()  # if not before: it answers without having read the request to its end
+        if self._backlog_ns > _BACKLOG_NS:
+            self._count_backlog()
         self._head.status = status
         self._head.headers = headers
         if not 200 <= status < 300:
@@ -153,10 +169,12 @@ class HTTPExchange(Inbox):
             self._body = []
             if text[:1] in (b"{", b"[", b"<"):
                 self._marks.first_chunk_ns = self._http.arrival_ns  # blank heartbeats may have come long before
+                self._head.streamed = False
                 self._use(self._collect)
                 self._collect(text)
                 return
             data = blank + text
+        self._head.streamed = True
         self._parser = EventStreamParser(self._event, max_event_bytes=self._max_bytes)
         self._use(self._parser.feed)
         self._parser.feed(data)
@@ -232,6 +250,9 @@ class HTTPExchange(Inbox):
             self._parser.on_event = _ignore_event
             self._parser = None
         self._body = []
+
+    def on_trailers(self, trailers: dict[str, str]) -> None:
+        self._head.trailers = trailers
 
     def on_end(self) -> None:
         """The end of the message: for an answer without a terminal event, the end of the answer too."""

@@ -1,8 +1,8 @@
 """HTTP/1.1 with server-sent events for the loopback server: OpenAI-compatible chat and embeddings, as scripted.
 
 Every connection is one ``asyncio.Protocol`` over llhttp; every answer is one task, cancelled when its client leaves.
-An answer is a :class:`_Plan`: a head, frames with the wait before each, and an end. :class:`_Connection` plays it, and
-cuts it where the script says so.
+An answer is a :class:`_Plan`: the waits before it, and then a :class:`_Message`: a head, frames with the wait before
+each, and an end. :class:`_Connection` plays it, and cuts it where the script says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ssl as tls
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ import msgspec
 
 from spanwire.calls import Usage
 from spanwire.testing.loopback import Book, Request
+from spanwire.testing.reports import DIALECTS
 from spanwire.testing.script import Script
 
 __all__ = ["PART"]
@@ -68,11 +69,10 @@ class _Frame(NamedTuple):
     data: bytes
 
 
-class _Plan(NamedTuple):
-    """An answer.
+class _Message(NamedTuple):
+    """An answer, ready to be sent.
 
     Attributes:
-        wait_s: pause before the head.
         head: status line and headers.
         frames: what follows, made when it is due.
         end_wait_s: pause before the end.
@@ -82,7 +82,6 @@ class _Plan(NamedTuple):
         keep_alive: the connection may take another request.
     """
 
-    wait_s: float
     head: bytes
     frames: Iterator[_Frame]
     end_wait_s: float
@@ -90,6 +89,51 @@ class _Plan(NamedTuple):
     cut: bytes
     sized: bool
     keep_alive: bool
+
+
+class _Plan(NamedTuple):
+    """What is done before an answer, and the answer.
+
+    Attributes:
+        phases: seconds, and the stamp of :class:`Request` that is set when they are over (``""``: none).
+        message: makes the answer; called when the phases are over, so that it can say how long they took.
+    """
+
+    phases: Sequence[tuple[float, str]]
+    message: Callable[[], _Message]
+
+
+class _Report:
+    """What the server says about its own time, taken from the request's stamps when it is asked for."""
+
+    def __init__(self, script: Script, request: Request) -> None:
+        self._dialect = DIALECTS[script.server_timing] if script.server_timing is not None else None
+        self._request = request
+        self._is_error = script.status >= 400
+        body = request.body if self._dialect is not None and self._dialect.asked_by is not None else None
+        self._asked = isinstance(body, dict) and bool(body.get(self._dialect.asked_by if self._dialect else None))
+
+    def headers(self, *, streamed: bool) -> dict[str, str]:
+        dialect = self._dialect
+        if dialect is None or (self._is_error and not dialect.on_errors):
+            return {}
+        make = dialect.stream_headers if streamed else dialect.headers
+        return make(self._request.times) if make is not None else {}
+
+    def into(self, answer: dict[str, Any]) -> None:
+        """Merge it into a whole answer."""
+        if self._dialect is not None and self._dialect.fields is not None:
+            for name, value in self._dialect.fields(self._request.times).items():
+                answer[name] = {**answer.get(name, {}), **value}
+
+    def tail(self, event: str, *, last: bool) -> bytes:
+        """The members to add to the event with the ``finish`` reason or the ``usage``, with a comma before them."""
+        dialect = self._dialect
+        if dialect is None or dialect.event_fields is None or (dialect.asked_by is not None and not self._asked):
+            return b""
+        if dialect.event != event and not (dialect.event == "last" and last):
+            return b""
+        return b"," + _encode(dialect.event_fields(self._request.times))[1:-1]
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
@@ -125,7 +169,7 @@ def _tools(script: Script) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield tool.id or f"call_{index}", tool.name, tuple(tool.arguments)
 
 
-def _whole_chat(script: Script, body: Mapping[str, Any]) -> bytes:
+def _whole_chat(script: Script, body: Mapping[str, Any], report: _Report) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": "".join(script.tokens)}
     if script.reasoning:
         message["reasoning_content"] = "".join(script.reasoning)
@@ -145,10 +189,11 @@ def _whole_chat(script: Script, body: Mapping[str, Any]) -> bytes:
     usage = script.usage_for(_words(body.get("messages")), asked=True)
     if usage is not None:
         answer["usage"] = _usage(usage)
+    report.into(answer)
     return _encode(answer)
 
 
-def _chat_events(script: Script, body: Mapping[str, Any]) -> Iterator[tuple[float, bool, bool, bytes]]:
+def _chat_events(script: Script, body: Mapping[str, Any], report: _Report) -> Iterator[tuple[float, bool, bool, bytes]]:
     """The events of a streamed chat answer, each with its (wait_s, paced, content)."""
     same = {
         "id": f"chatcmpl-{next(_ids):08x}",
@@ -182,15 +227,17 @@ def _chat_events(script: Script, body: Mapping[str, Any]) -> Iterator[tuple[floa
             yield wait_s, paced, True, b'%b"tool_calls":[%b]%b' % (before, _encode(tail), after)
     if paced:  # else there is no content, and the wait for it is kept all the same
         wait_s = 0.0
-    if script.finish is not None:
-        finish = b'%b},"logprobs":null,"finish_reason":%b}]}\n\n' % (before, _encode(script.finish))
-        yield wait_s, paced, False, finish
-        wait_s = 0.0
     options = body.get("stream_options")
     asked = isinstance(options, dict) and bool(options.get("include_usage"))
     usage = script.usage_for(_words(body.get("messages")) if asked else 0, asked=asked)
+    if script.finish is not None:
+        more = report.tail("finish", last=usage is None)
+        finish = b'%b},"logprobs":null,"finish_reason":%b}]%b}\n\n' % (before, _encode(script.finish), more)
+        yield wait_s, paced, False, finish
+        wait_s = 0.0
     if usage is not None:
-        yield wait_s, paced, False, b'%b,"choices":[],"usage":%b}\n\n' % (start, _encode(_usage(usage)))
+        more = report.tail("usage", last=True)
+        yield wait_s, paced, False, b'%b,"choices":[],"usage":%b%b}\n\n' % (start, _encode(_usage(usage)), more)
         wait_s = 0.0
     if script.done:
         yield wait_s, paced, False, b"data: [DONE]\n\n"
@@ -269,46 +316,67 @@ def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-def _plan_body(script: Script, body: bytes, *, keep_alive: bool) -> _Plan:
-    """One body with its length."""
-    bodiless = script.status in {204, 304}
-    headers = {"content-type": "application/json"}
-    if not bodiless:
-        headers["content-length"] = str(len(body))
-    headers, keep_alive = _finish_headers(script, headers, keep_alive=keep_alive)
-    return _Plan(
-        wait_s=script.total_s,
-        head=_head(script.status, headers),
-        frames=iter(() if bodiless else (_Frame(0.0, False, True, body),)),
-        end_wait_s=0.0,
-        end=b"",
-        cut=body[: len(body) // 2],
-        sized=True,
-        keep_alive=keep_alive,
+def _plan_body(
+    script: Script, make: Callable[[], bytes], report: _Report, *, keep_alive: bool, is_head: bool = False
+) -> _Plan:
+    """One body with its length. ``is_head``: the length alone, as HEAD has it."""
+
+    def message() -> _Message:
+        body = make()
+        bodiless = script.status in {204, 304}
+        headers = {"content-type": "application/json", **report.headers(streamed=False)}
+        if not bodiless:
+            headers["content-length"] = str(len(body))
+        headers, stays = _finish_headers(script, headers, keep_alive=keep_alive)
+        return _Message(
+            head=_head(script.status, headers),
+            frames=iter(() if bodiless or is_head else (_Frame(0.0, False, True, body),)),
+            end_wait_s=0.0,
+            end=b"",
+            cut=body[: len(body) // 2],
+            sized=True,
+            keep_alive=stays,
+        )
+
+    phases = (
+        (script.queue_s, "queued_ns"),
+        (script.headers_s + script.prefill_s, "prefilled_ns"),
+        (script.decode_s, "decoded_ns"),
+        (script.end_s, ""),
     )
+    return _Plan(phases, message)
 
 
 def _plan_stream(
-    script: Script, events: Iterable[tuple[float, bool, bool, bytes]], content_type: str, *, keep_alive: bool
+    script: Script,
+    events: Iterable[tuple[float, bool, bool, bytes]],
+    content_type: str,
+    report: _Report,
+    *,
+    keep_alive: bool,
+    streamed: bool = True,
 ) -> _Plan:
     """A body in chunks, or with neither chunks nor length."""
-    headers = {"content-type": content_type, "cache-control": "no-cache"}
-    sized = any(name.lower() == "content-length" for name in script.headers)
-    frame: Callable[[bytes], bytes] = _as_it_is
-    if script.chunked and not sized:
-        headers["transfer-encoding"] = "chunked"
-        frame = _chunk
-    headers, keep_alive = _finish_headers(script, headers, keep_alive=keep_alive and (script.chunked or sized))
-    return _Plan(
-        wait_s=script.queue_s,
-        head=_head(script.status, headers),
-        frames=(_Frame(wait_s, paced, content, frame(data)) for wait_s, paced, content, data in events),
-        end_wait_s=script.end_s,
-        end=_LAST_CHUNK if frame is _chunk else b"",
-        cut=_CUT_CHUNK if frame is _chunk else b'data: {"id',
-        sized=False,
-        keep_alive=keep_alive,
-    )
+
+    def message() -> _Message:
+        headers = {"content-type": content_type, "cache-control": "no-cache", **report.headers(streamed=streamed)}
+        sized = any(name.lower() == "content-length" for name in script.headers)
+        frame: Callable[[bytes], bytes] = _as_it_is
+        if script.chunked and not sized:
+            headers["transfer-encoding"] = "chunked"
+            frame = _chunk
+        headers, stays = _finish_headers(script, headers, keep_alive=keep_alive and (script.chunked or sized))
+        return _Message(
+            head=_head(script.status, headers),
+            frames=(_Frame(wait_s, paced, content, frame(data)) for wait_s, paced, content, data in events),
+            end_wait_s=script.end_s,
+            end=_LAST_CHUNK if frame is _chunk else b"",
+            cut=_CUT_CHUNK if frame is _chunk else b'data: {"id',
+            sized=False,
+            keep_alive=stays,
+        )
+
+    return _Plan(((script.queue_s, "queued_ns"),), message)
 
 
 def _finish_headers(script: Script, headers: dict[str, str], *, keep_alive: bool) -> tuple[dict[str, str], bool]:
@@ -328,22 +396,24 @@ def _plan_writes(script: Script, writes: Iterable[bytes]) -> Iterator[tuple[floa
         wait_s, paced = script.write_gap_s, True
 
 
-def _plan(operation: str, script: Script, body: Mapping[str, Any], *, keep_alive: bool) -> _Plan:
+def _plan(operation: str, script: Script, request: Request, body: Mapping[str, Any], *, keep_alive: bool) -> _Plan:
     streamed = operation == "chat" and body.get("stream") is True
+    report = _Report(script, request)
+    content_type = "text/event-stream; charset=utf-8" if streamed else "application/json"
     if script.writes is not None:
-        content_type = "text/event-stream; charset=utf-8" if streamed else "application/json"
-        return _plan_stream(script, _plan_writes(script, script.writes), content_type, keep_alive=keep_alive)
-    if script.body is not None:
-        return _plan_body(script, script.body, keep_alive=keep_alive)
-    if script.status >= 400:
-        words = _error(script.status, f"status {script.status}, as scripted")
-        return _plan_body(script, words, keep_alive=keep_alive)
-    if operation == "embeddings":
-        return _plan_body(script, _embeddings(script, body), keep_alive=keep_alive)
-    if not streamed:
-        return _plan_body(script, _whole_chat(script, body), keep_alive=keep_alive)
-    content_type = "text/event-stream; charset=utf-8"
-    return _plan_stream(script, _chat_events(script, body), content_type, keep_alive=keep_alive)
+        writes = _plan_writes(script, script.writes)
+        return _plan_stream(script, writes, content_type, report, keep_alive=keep_alive, streamed=streamed)
+    if streamed and script.body is None and script.status < 400:
+        return _plan_stream(script, _chat_events(script, body, report), content_type, report, keep_alive=keep_alive)
+
+    def whole() -> bytes:
+        if script.body is not None:
+            return script.body
+        if script.status >= 400:
+            return _error(script.status, f"status {script.status}, as scripted")
+        return _embeddings(script, body) if operation == "embeddings" else _whole_chat(script, body, report)
+
+    return _plan_body(script, whole, report, keep_alive=keep_alive)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -524,7 +594,7 @@ class _Connection(asyncio.Protocol):
             script = self._book.script_for(request, body["model"])
             if self._http_1_0:  # which knows no chunks
                 script = msgspec.structs.replace(script, chunked=False)
-            return script, _plan(operation, script, body, keep_alive=keep_alive)
+            return script, _plan(operation, script, request, body, keep_alive=keep_alive)
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises
             self._book.fault(f"the script for {request.path} failed: {error!r}")
             return self._say(500, _error(500, f"the script failed: {error!r}"), request, keep_alive=keep_alive)
@@ -532,22 +602,27 @@ class _Connection(asyncio.Protocol):
     @staticmethod
     def _say(status: int, body: bytes, request: Request, *, keep_alive: bool) -> tuple[Script, _Plan]:
         script = Script(status=status)
-        plan = _plan_body(script, body, keep_alive=keep_alive)
-        if request.method == "HEAD":
-            plan = plan._replace(frames=iter(()))
-        return script, plan
+        is_head = request.method == "HEAD"
+        report = _Report(script, request)
+        return script, _plan_body(script, lambda: body, report, keep_alive=keep_alive, is_head=is_head)
 
     async def _play(self, request: Request, script: Script, plan: _Plan) -> None:
         loop = self._loop
-        if plan.wait_s:
-            await asyncio.sleep(plan.wait_s)
+        due = loop.time()
+        for wait_s, stamp in plan.phases:
+            if wait_s:
+                due += wait_s  # from when the last one was due, so that late timers do not add up
+                await asyncio.sleep(due - loop.time())
+            if stamp:
+                setattr(request, stamp, time.perf_counter_ns())
+        message = plan.message()
         self._book.wrote(request, headers=True)
-        held = [plan.head]  # what goes out with the next write
-        size = len(plan.head)
+        held = [message.head]  # what goes out with the next write
+        size = len(message.head)
         due = loop.time()
         has_content = complete = False
         stops = {script.drop_after, script.hang_after}
-        for played, (wait_s, paced, content, data) in enumerate(plan.frames):
+        for played, (wait_s, paced, content, data) in enumerate(message.frames):
             if played in stops:
                 break
             now = loop.time()
@@ -560,28 +635,33 @@ class _Connection(asyncio.Protocol):
                 await self._write(held)
                 held, size = [], 0
                 await asyncio.sleep(0)
-            if content and not has_content:
-                has_content = True
-                self._book.wrote(request, content=True)
+            if content:
+                if not has_content:
+                    has_content = True
+                    self._book.wrote(request, content=True)
+                    if request.prefilled_ns is None:
+                        request.prefilled_ns = request.content_ns
+                if not message.sized:
+                    request.decoded_ns = time.perf_counter_ns()
             held.append(data)
             size += len(data)
         else:
-            complete = plan.sized
+            complete = message.sized
         if script.drop_after is not None:
             await self._write(held)
             if complete:
                 self._end(request, b"", keep_alive=True)
-            await self._cut(script, b"" if complete else plan.cut)
+            await self._cut(script, b"" if complete else message.cut)
         elif script.hang_after is not None and not complete:
             await self._write(held)
             await loop.create_future()
         else:
-            if plan.end_wait_s:
+            if message.end_wait_s:
                 await self._write(held)
                 held = []
-                await asyncio.sleep(plan.end_wait_s)
-            held.append(plan.end)
-            self._end(request, b"".join(held), keep_alive=plan.keep_alive)
+                await asyncio.sleep(message.end_wait_s)
+            held.append(message.end)
+            self._end(request, b"".join(held), keep_alive=message.keep_alive)
 
     async def _write(self, held: list[bytes]) -> None:
         if self._transport is not None:
