@@ -11,10 +11,12 @@ token in them is an outer bound of the time to the headers, and never model time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..timeline.marks import Reported
-from .reading import Reading
+
+if TYPE_CHECKING:
+    from .reading import Reading
 
 __all__ = ["choose"]
 

@@ -13,6 +13,8 @@ import msgspec
 
 from ..errors import ConfigurationError
 from . import units
+from .edge import is_edge
+from .precedence import choose
 from .reading import DURATION_MAPS, Reading, TimingReader, TimingRow, split_metric
 from .server_timing import parse_server_timing
 from .tables import BUILT_IN
@@ -348,6 +350,9 @@ class Readers:
     Raises:
         ConfigurationError: something in ``more`` is no :class:`~spanwire.timing.TimingReader`.
     """
+
+    choose = staticmethod(choose)
+    is_edge = staticmethod(is_edge)
 
     def __init__(self, more: Sequence[TimingReader] = ()) -> None:
         table = _Table(more)

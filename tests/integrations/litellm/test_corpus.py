@@ -42,11 +42,11 @@ def test_the_answer_is_what_the_server_gave(name: str, way: str, server: Loopbac
         check_end(expected, seen.finish_reason, seen.report)
         if expected["usage"] is not None:
             assert seen.usage == tuple(expected["usage"][f"{n}_tokens"] for n in ("input", "output", "total"))
-            assert "usage" not in seen.report
+            assert "usage_source" not in seen.report
         elif "stream" in way:
-            assert seen.report["usage"] == "estimated"
+            assert seen.report["usage_source"] == "estimated"
         else:
-            assert (seen.usage, seen.report["usage"]) == (None, "unknown")
+            assert (seen.usage, seen.report["usage_source"]) == (None, "unknown")
 
 
 def check_end(expected: dict[str, Any], finish_reason: str | None, report: dict[str, Any]) -> None:

@@ -110,7 +110,7 @@ def test_text(server: LoopbackServer, way: str) -> None:
     assert seen.report is not None
     assert seen.report["outcome"] == "completed"
     assert abs(sum(s["duration_s"] for s in seen.report["segments"].values()) - seen.report["total_s"]) < 1e-3
-    assert not {"usage", "finish_reason"} & seen.report.keys()
+    assert not {"usage_source", "finish_reason"} & seen.report.keys()
 
 
 @each_way
@@ -182,10 +182,10 @@ def test_usage_that_nobody_has_counted_is_marked(server: LoopbackServer, way: st
     seen = ask(way, to(server))
     assert seen.report is not None
     if "stream" in way:
-        assert seen.report["usage"] == "estimated"
+        assert seen.report["usage_source"] == "estimated"
         assert seen.usage is not None  # by LiteLLM, which has no way to say that nobody knows
     else:
-        assert (seen.usage, seen.report["usage"]) == (None, "unknown")
+        assert (seen.usage, seen.report["usage_source"]) == (None, "unknown")
 
 
 @each_way
@@ -194,7 +194,7 @@ def test_half_of_the_usage_is_marked(server: LoopbackServer, way: str) -> None:
     seen = ask(way, to(server))
     assert seen.usage == (3, 0, 3)
     assert seen.report is not None
-    assert seen.report["usage"] == "incomplete"
+    assert seen.report["usage_source"] == "incomplete"
 
 
 @each_way

@@ -125,7 +125,7 @@ def fill_reply(response: Any, reply: Reply, model: str, found: dict[str, Any]) -
     for name, value in raw.of_all().items():
         setattr(response, name, value)
     response.usage, counted = (None, "unknown") if reply.usage is None else _usage(reply.usage)
-    fill(found, reply.timeline, usage=counted, finish_reason=None if reply.finish_reason else "assumed")
+    fill(found, reply.timeline, usage_source=counted, finish_reason=None if reply.finish_reason else "assumed")
     return _with_headers(response, reply.headers, found)
 
 
@@ -139,7 +139,7 @@ def fill_embeddings(response: Any, embeddings: Embeddings, model: str, found: di
     if given is not None and given.output_tokens is None:
         given = msgspec.structs.replace(given, output_tokens=0)  # vectors are no tokens
     response.usage, counted = (None, "unknown") if given is None else _usage(given)
-    fill(found, embeddings.timeline, usage=counted)
+    fill(found, embeddings.timeline, usage_source=counted)
     return _with_headers(response, embeddings.headers, found)
 
 
@@ -241,9 +241,9 @@ class Shaper:
         else:
             made_up["finish_reason"] = "assumed"
         if self._usage is None:
-            made_up["usage"] = "estimated"
+            made_up["usage_source"] = "estimated"
         else:
-            usage, made_up["usage"] = _usage(self._usage)
+            usage, made_up["usage_source"] = _usage(self._usage)
             counted = ModelResponseStream([], usage=usage, **self._all)
             counted._hidden_params = dict(self._hidden)  # LiteLLM puts the usage into it
             left.append(counted)

@@ -23,8 +23,8 @@ def fill(found: dict[str, Any], timeline: Timeline | None, **made_up: str | None
 def report(source: Any) -> dict[str, Any] | None:
     """The report of a reply, a chunk, a stream, or an error of LiteLLM's; None if it is of another provider.
 
-    That is ``Timeline.to_dict()``, and besides ``"usage": "estimated"`` where the server has counted no tokens and
-    LiteLLM has, ``"usage": "incomplete"`` where it gave only one of the two counts, and ``"finish_reason": "assumed"``
+    That is ``Timeline.to_dict()``, and besides ``"usage_source": "estimated"`` where the server has counted no tokens and
+    LiteLLM has, ``"usage_source": "incomplete"`` where it gave only one of the two counts, and ``"finish_reason": "assumed"``
     where it gave none and LiteLLM says ``stop``. Empty until the call has ended.
     """
     for _ in range(4):  # a stream's errors wrap the one that was raised
