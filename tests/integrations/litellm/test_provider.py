@@ -405,7 +405,7 @@ def test_embeddings_without_usage(server: LoopbackServer) -> None:
     made = litellm.embedding("spanwire/e", ["a"], api_base=server.url)
     found = litellm_spanwire.report(made)
     assert found is not None
-    assert (made.usage, found["usage"]) == (None, "unknown")
+    assert (made.usage, found["usage_source"]) == (None, "unknown")
 
 
 def test_embeddings_that_fail(server: LoopbackServer) -> None:
