@@ -39,6 +39,7 @@ TOOLS = {
     "openinference-langchain": ("openinference.instrumentation.langchain", "LangChainInstrumentor"),
     "openinference-litellm": ("openinference.instrumentation.litellm", "LiteLLMInstrumentor"),
     "httpx": ("opentelemetry.instrumentation.httpx", "HTTPXClientInstrumentor"),
+    "aiohttp-client": ("opentelemetry.instrumentation.aiohttp_client", "AioHttpClientInstrumentor"),
 }
 SETS: dict[str, list[str]] = {
     "bare": ["all"],
