@@ -39,7 +39,8 @@ def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: Atte
                 body=late[0] if late and not streamed else None,
                 trailers=head.trailers,
             )
-            record.reported = readers.choose(readings, streamed=streamed)
+            if readings:
+                record.reported = readers.choose(readings, streamed=streamed)
         return readers.is_edge(headers)
     except Exception:  # noqa: BLE001 - nothing that a server or a plugin says of its time may cost a call
         _log.warning("the server's timing could not be read", exc_info=True)

@@ -213,7 +213,24 @@ class _Json:
         # No garbage collection: it lives for one call of `read`, and what JSON gives has no cycles.
         shape: Any = msgspec.defstruct("Roots", fields, rename=names, gc=False)
         self._decode = msgspec.json.Decoder(shape).decode
-        self._nothing = shape()
+        # Nearly every answer has a `usage` with nothing but counts in it. So the first look goes one level deeper: an
+        # object that has none of the keys that matter is equal to none at all, and no Python was run.
+        glance: Any = msgspec.defstruct(
+            "Glance", [(name, *self._leaves(names[name])) for name, _, _ in fields], rename=names, gc=False
+        )
+        self._glance = msgspec.json.Decoder(glance).decode
+        self._nothing = glance()
+
+    def _leaves(self, root: str) -> tuple[Any, Any]:
+        """Type and default of a root key's value in the first look: an object of the keys that matter, where that is all."""
+        groups = self._by_root.get(root, [])
+        if root in self._own or any(each or group.steps for each, group in groups):
+            return Any, None
+        keys = dict.fromkeys(key for _, group in groups for key in group.leaves)
+        fields = [(f"k{number}", Any, None) for number in range(len(keys))]
+        rename = {f"k{number}": key for number, key in enumerate(keys)}
+        shape: Any = msgspec.defstruct("Leaves", fields, rename=rename, frozen=True, gc=False)
+        return shape, shape()
 
     def read(self, texts: Sequence[bytes]) -> list[Reading]:
         """What the texts tell; of several, the last that has a value."""
@@ -222,16 +239,16 @@ class _Json:
             if text[:1] == b"[":  # `[DONE]`, a list of embeddings: nothing to read, and an error to decode
                 continue
             try:
+                if self._glance(text) == self._nothing:
+                    continue
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                pass  # such as a null where an object was expected
+            try:
                 roots = self._decode(text)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
-            if roots != self._nothing:
-                present = {
-                    name: value
-                    for name, value in zip(self._names, msgspec.structs.astuple(roots), strict=True)
-                    if value is not None
-                }
-                self._collect(present, found)
+            names, values = self._names, msgspec.structs.astuple(roots)
+            self._collect({names[index]: value for index, value in enumerate(values) if value is not None}, found)
         return _settled(list(found.items())) if found else []
 
     def read_object(self, value: Mapping[str, Any]) -> list[Reading]:
@@ -246,7 +263,9 @@ class _Json:
             if own is not None:
                 _take(own, roots, found)
             for each, group in self._by_root.get(root, ()):
-                for holder in _reach(value, each, group.steps):
+                # The commonest by far is an object right there: a `usage` with nothing but counts in it.
+                right_there = not each and not group.steps and isinstance(value, dict)
+                for holder in (value,) if right_there else _reach(value, each, group.steps):
                     if not group.leaves.keys().isdisjoint(holder):
                         for key, rules in group.leaves.items():
                             if key in holder:
