@@ -96,24 +96,25 @@ def explain(attempt: AttemptRecord, *, answered: bool) -> Explained:
     return Explained(pieces, tuple(refused), includes_queue)
 
 
-def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:
-    marks, streamed = attempt.marks, attempt.streamed
-    until_ns = marks.first_byte_ns
+def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every call: no look-up twice, and no `max`
+    marks, streamed, connection = attempt.marks, attempt.streamed, attempt.connection
+    sent_ns, first_byte_ns, paused_ns, rtt_ns = marks.sent_ns, marks.first_byte_ns, marks.paused_ns, marks.rtt_ns
+    content_ns, end_ns = marks.first_content_ns, marks.last_chunk_ns if streamed else marks.last_byte_ns
+    until_ns = first_byte_ns
     if answered:
-        until_ns = (marks.first_content_ns or marks.last_chunk_ns) if streamed else (marks.first_chunk_ns or until_ns)
+        until_ns = (content_ns or end_ns) if streamed else (marks.first_chunk_ns or first_byte_ns)
     began = until_ns > 0
     # How long the server's work may have lasted: to the first content, to the body, or, of an error, to its first byte.
-    until_ns = max(until_ns, marks.first_byte_ns)
-    end_ns = max(marks.last_chunk_ns, until_ns) if streamed else max(marks.last_byte_ns, until_ns)
-    divides = answered and streamed and marks.first_content_ns
+    if until_ns < first_byte_ns:
+        until_ns = first_byte_ns
     return _Waits(
-        marks.first_byte_ns - marks.sent_ns,
-        until_ns - marks.sent_ns,
-        end_ns - marks.sent_ns - marks.paused_ns,
-        marks.last_chunk_ns - marks.first_content_ns - marks.paused_ns if divides else 0,
-        0 if streamed else marks.last_byte_ns - until_ns,
-        marks.rtt_ns,
-        None if attempt.connection is not None and attempt.connection.rtt_scope == "edge" else marks.rtt_ns,
+        first_byte_ns - sent_ns,
+        until_ns - sent_ns,
+        (end_ns if end_ns > until_ns else until_ns) - sent_ns - paused_ns,
+        end_ns - content_ns - paused_ns if content_ns and streamed and answered else 0,
+        0 if streamed else end_ns - until_ns,
+        rtt_ns,
+        None if connection is not None and connection.rtt_scope == "edge" else rtt_ns,
         streamed,
         answered,
         began,

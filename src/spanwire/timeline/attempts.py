@@ -95,9 +95,10 @@ def attempt_pieces(attempt: AttemptRecord) -> list[Piece]:
     _add_preparation(pieces, attempt)
     _add_connection(pieces, attempt)
     _add_marked(pieces, attempt)
-    pieces += explain(attempt, answered=answered).pieces
-    if answered and attempt.marks.sent_ns and attempt.marks.first_byte_ns:
-        _add_consumer(pieces, attempt)
+    if attempt.marks.sent_ns and attempt.marks.first_byte_ns:
+        pieces += explain(attempt, answered=answered).pieces
+        if answered:
+            _add_consumer(pieces, attempt)
     return pieces
 
 
