@@ -6,7 +6,7 @@ what goes to ``/v1/traces`` with ``Content-Type: application/json``.
 
 cold-call               the first call: its connection is made for it, over TLS
 warm-call               the next one, on the same connection: no handshake, and a link to who paid for it
-retry-after-503         the server is overloaded once: two attempts below one call
+retry-after-503         the server is overloaded once: two attempts below one call; it tells of its time, as vLLM does
 cancelled-stream        the task that reads is cancelled
 abandoned-stream        the stream is dropped without being closed: the span ends with the last token, not with the drop
 pre-warmed-connection   the connection was made before the call: a trace of its own, which the call links to
@@ -82,7 +82,7 @@ async def cold_and_warm(stage: Stage) -> None:
 
 
 async def retried(stage: Stage) -> None:
-    with _server() as server:
+    with _server(queue_s=0.03, server_timing="vllm") as server:
         server.script(Script(status=503, queue_s=0.02), times=1)
         endpoint = server.endpoint(retries=spanwire.Retries(base_s=0.05))
         with stage.agent("ask a busy server"):

@@ -202,6 +202,19 @@ def test_two_attempts_are_one_call(traces: dict[str, Trace]) -> None:
     assert call.attributes["http.response.status_code"] == 200
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_one_server_tells_what_it_knows_and_the_others_nothing(traces: dict[str, Trace], name: str) -> None:
+    trace = traces[name]
+    reported = {span.name for span in trace.spans if span.attributes.get("spanwire.segment.source") == "reported"}
+    dialects = {call.attributes.get("spanwire.server_timing.dialect") for call in trace.calls}
+    if name == "retry-after-503":
+        assert (reported, dialects) == ({"queue server", "model prefill", "model decode"}, {"vllm"})
+        (call,) = trace.calls
+        assert call.attributes["spanwire.segment.model.source"] == "reported"
+    else:
+        assert (reported, dialects) == (set(), {None})
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "retry-after-503"])
 def test_one_attempt_has_no_span_of_its_own(traces: dict[str, Trace], name: str) -> None:
     assert traces[name].named("spanwire.attempt") == []

@@ -66,7 +66,8 @@ class Report(msgspec.Struct, frozen=True):
                 times.append(f"{label} {duration(column.p50)} at the median{p95}")
         speed = main.times.get("tokens_per_s")
         if speed is not None:
-            times.append(f"{speed.p50:.3g} tokens/s")
+            # Three digits alone would turn into powers of ten from 1000 on.
+            times.append(f"{speed.p50:{',.0f' if speed.p50 >= 100 else '.3g'}} tokens/s")
         known = every.cold + every.warm
         done = every.outcomes.get("completed", 0)
         ends = [f"{percent(done / every.calls)} completed"]

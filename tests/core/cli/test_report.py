@@ -43,6 +43,17 @@ def test_a_page_and_three_lines(spanwire: Spanwire) -> None:
     assert GENERATOR in Path("report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(1049, "1,049"), (1_234_567, "1,234,567"), (417, "417"), (46, "46"), (3, "3")]
+)
+def test_a_speed_is_written_out(spanwire: Spanwire, tokens: int, expected: str) -> None:
+    (timeline,) = traffic.timelines(1)
+    timeline |= {"last_chunk_s": timeline["first_content_s"] + 1, "usage": {"output_tokens": tokens}}
+    Path("calls.jsonl").write_text(json.dumps(timeline) + "\n")
+    (_, _, times, _) = spanwire("report", "calls.jsonl").stdout.splitlines()
+    assert times.endswith(f"; {expected} tokens/s")
+
+
 def test_what_a_program_recorded_without_a_change(spanwire: Spanwire, server: LoopbackServer) -> None:
     code = (
         "import spanwire, sys\n"
