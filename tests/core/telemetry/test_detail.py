@@ -76,6 +76,14 @@ def test_cold_slow_and_failed_calls_always(record: CallRecord) -> None:
     assert not detail.wants(call(5_100), known)
 
 
+def test_of_slow_calls_as_many_as_of_others() -> None:
+    """Where there are more, it is the load that makes them, and their spans would make it worse."""
+    detail, known = used_up()
+    drawn = [detail.wants(call(5_100, lasted_ms=10.0 * 3**n), known) for n in range(1, 15)]
+    assert drawn == [True] * PER_SECOND + [False] * 4
+    assert detail.wants(call(6_100, lasted_ms=10.0 * 3**15), known)
+
+
 def test_a_long_answer_is_not_slow() -> None:
     detail, known = used_up()
     assert not detail.wants(call(5_100, lasted_ms=900, first_ms=10), known)
