@@ -326,6 +326,7 @@ class ConnectionManager:
             self.registry, _forks, spec, transport, dialect, transport.key(endpoint), slots_for(endpoint)
         )
         endpoint.__dict__["_prepared"] = prepared
+        _ = self.registry.timing_readers  # loaded now, before the first call begins: its end may be the interpreter's
         return prepared
 
     def _run(
