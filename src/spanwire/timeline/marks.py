@@ -172,7 +172,7 @@ class AttemptRecord:
         connect: marks of the connect that this attempt waited for, else None.
         connect_begin_ns, connect_end_ns: that connect as a whole.
         marks: marks of the exchange.
-        streamed: the answer was asked for as a stream.
+        streamed: the answer was a stream; until one has come, it was asked for as one.
         outcome: as of the call; ``error_type`` the class of the error.
         connection: facts about the connection, once there was one.
         reported: what the server has said of its own time, None if nothing.
