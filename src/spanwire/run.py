@@ -689,6 +689,8 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
+        if not record.marks.ended_ns:  # its exchange may go on: a caller left who had all but the end
+            record.marks = record.marks.copy()
         edge = self.exchange is not None and hear_timing(
             self.state.manager.registry, self.endpoint, self.exchange.head, record
         )

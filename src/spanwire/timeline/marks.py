@@ -83,6 +83,15 @@ class Marks:
         if begin_ns is not None:
             self.parts.append((part, begin_ns, max(at_ns, begin_ns)))
 
+    def copy(self) -> Marks:
+        """As they stand now: whoever fills them may go on after the call has ended."""
+        copy = Marks()
+        for name in Marks.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.parts = [*self.parts]
+        copy._open = dict(self._open) if self._open else None
+        return copy
+
     @property
     def open_part(self) -> str | None:
         """The part that was begun last and not ended: where a failed connect stood."""
