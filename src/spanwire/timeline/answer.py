@@ -29,6 +29,11 @@ __all__ = ["Explained", "explain"]
 _ROUND_TRIPS = 1.5
 
 
+#: By so much, in ns, may a reading exceed its window: rounding of some values to whole milliseconds. A value that was cut
+#: off is too small, never too large, so whole seconds get no second.
+_MOST_OVER_NS = 10_000_000
+
+
 class Explained(NamedTuple):
     """The pieces of the wait, the names of readings that did not fit, and whether the prefill has the queue in it."""
 
@@ -104,13 +109,16 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:
     began = until_ns > 0
     # How long the server's work may have lasted: to the first content, to the body, or, of an error, to its first byte.
     until_ns = max(until_ns, marks.first_byte_ns)
-    end_ns = max(marks.last_chunk_ns, until_ns) if streamed else max(marks.last_byte_ns, until_ns)
+    last_ns = marks.last_chunk_ns
+    if marks.paused_ns:  # what was taken off below is inside the window: nothing may have come after the pause
+        last_ns = max(last_ns, marks.resumed_ns)
+    end_ns = max(last_ns, until_ns) if streamed else max(marks.last_byte_ns, until_ns)
     divides = answered and streamed and marks.first_content_ns
     return _Waits(
         marks.first_byte_ns - marks.sent_ns,
         until_ns - marks.sent_ns,
         end_ns - marks.sent_ns - marks.paused_ns,
-        marks.last_chunk_ns - marks.first_content_ns - marks.paused_ns if divides else 0,
+        last_ns - marks.first_content_ns - marks.paused_ns if divides else 0,
         0 if streamed else marks.last_byte_ns - until_ns,
         marks.rtt_ns,
         None if attempt.connection is not None and attempt.connection.rtt_scope == "edge" else marks.rtt_ns,
@@ -123,14 +131,15 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:
 def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
     """What of the readings fits into the windows, and what it leaves to the network."""
     slack_ns, total_ns = reported.slack_ns, reported.total_ns
+    over_ns = min(slack_ns, _MOST_OVER_NS)
     told = _parts(reported, refused) if waits.answered else _Told(reported.queue_ns)
     if total_ns is not None:
         window_ns = waits.headers_ns if reported.total_to_headers else waits.whole_ns
-        if told.known_ns <= total_ns + slack_ns and total_ns <= window_ns + slack_ns:
+        if told.known_ns <= total_ns + slack_ns and total_ns <= window_ns + over_ns:
             network_ns = max(window_ns - total_ns, 0)
             return told._replace(total_ns=total_ns, network_ns=network_ns, network_to_end=not reported.total_to_headers)
         refused.append("server_total")
-    if told.known_ns > waits.whole_ns + slack_ns:
+    if told.known_ns > waits.whole_ns + over_ns:
         refused.append("parts")
         told = _NOTHING
     if told.queue_ns is not None and told.whole_model_ns is not None:
@@ -139,7 +148,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
             return told._replace(network_ns=network_ns, network_to_end=True)
     if waits.streamed and told.whole_model_ns is None:
         first_ns = (told.queue_ns or 0) + (told.prefill_ns or 0)
-        if first_ns > waits.first_ns + slack_ns or (told.decode_ns or 0) > waits.decode_ns + slack_ns:
+        if first_ns > waits.first_ns + over_ns or (told.decode_ns or 0) > waits.decode_ns + over_ns:
             refused.append("parts")
             told = _NOTHING
         elif told.prefill_ns is not None and (told.queue_ns is not None or reported.ttft_ns is not None):
@@ -149,7 +158,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
     outer_ns = reported.outer_ns
     if outer_ns is not None:
         window_ns = waits.headers_ns if reported.outer_to_headers else waits.whole_ns
-        if outer_ns <= window_ns + slack_ns:
+        if outer_ns <= window_ns + over_ns:
             network_ns = max(window_ns - outer_ns, 0)
             return told._replace(network_ns=network_ns, network_to_end=not reported.outer_to_headers)
         refused.append("gateway")
