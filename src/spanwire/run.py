@@ -445,9 +445,15 @@ class Run:
             return await self._within_total(lease, phase="connect")
         finally:
             if waited:
-                dial = waited[0].by or waited[0].dial
-                record.dial_asked_ns = waited[0].dial_asked_ns
-                record.served = waited[0].served or ("dialled" if dial is not None else "freed")
+                waiter = waited[0]
+                dial = waiter.by or waiter.dial
+                record.dial_asked_ns = waiter.dial_asked_ns
+                if waiter.served:
+                    record.served = waiter.served
+                elif dial is None:
+                    record.served = "freed"
+                else:  # it failed, or the caller gave up before it was done
+                    record.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
                 if dial is not None and record.served != "freed":
                     record.connect = dial.marks
                     record.connect_begin_ns, record.connect_end_ns = dial.begin_ns, dial.end_ns

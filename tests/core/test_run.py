@@ -438,3 +438,38 @@ def test_a_timeline_stays_as_it_was_when_the_caller_left_at_the_finish_reason() 
         assert timeline.segments["network"].parts["to_and_back"].source == "estimated"
 
     run(main)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "total_s"])
+def test_the_wait_for_a_handshake_that_hangs_is_a_handshake_to_who_gives_up(way: str) -> None:
+    """And no wait for a connection that another call was using, for which the caller's own limits would be to blame."""
+
+    async def main() -> None:
+        arrived = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)  # of the client's hello, to which nothing is said
+            arrived.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        timeouts = spanwire.Timeouts(total_s=0.1 if way == "total_s" else None)
+        endpoint = spanwire.Endpoint(f"https://127.0.0.1:{port}", timeouts=timeouts, retries=NEVER)
+        async with server, ConnectionManager() as manager:
+            first = manager.stream(endpoint, chat())
+            opening = asyncio.ensure_future(first.__aenter__())
+            await arrived.wait()
+            if way == "cancelled":
+                opening.cancel()
+            await asyncio.wait([opening])
+            with pytest.raises((asyncio.CancelledError, errors.CallTimeout)):
+                await opening
+            timeline = first.timeline
+        assert timeline.outcome == ("cancelled" if way == "cancelled" else "timeout")
+        assert_adds_up(timeline)
+        assert set(timeline.segments["handshake"].parts) == {"tcp", "tls"}
+        assert "queue" not in timeline.segments
+
+    run(main)
