@@ -364,7 +364,8 @@ class Run:
         fields = {name: value for name, value in dialect.timing_fields.items() if name not in self.call.body}
         if fields and self.call.operation == "chat" and self._server not in self.state.manager.timing_refused:
             self._asking = msgspec.structs.replace(self.call, body={**self.call.body, **fields})
-        return dialect.timing_headers
+        own = {name.lower() for name in self.endpoint.headers}
+        return {name: value for name, value in dialect.timing_headers.items() if name not in own}
 
     @property
     def _server(self) -> tuple[object, ...]:
@@ -501,6 +502,8 @@ class Run:
         if unasked:
             self._asking = None
             self._unasked = True
+            if self._headers.get("idempotency-key", "").startswith(_key_prefix):  # of another body: a key of its own
+                self._headers = {**self._headers, "idempotency-key": _idempotency_key()}
         if stale or unasked:
             self._stale += 1
             wait_s: float | None = 0.0

@@ -180,6 +180,28 @@ def test_fields_of_the_call_win_over_those_that_ask() -> None:
     assert request.headers["x-openrouter-metadata"] == "disabled"
 
 
+def test_headers_of_the_endpoint_win_over_those_that_ask() -> None:
+    with serving(VLLM) as server:
+        run(lambda: streamed(server.endpoint(server_timing="ask", headers={"X-OpenRouter-Metadata": "disabled"})))
+        (request,) = server.requests
+    assert request.headers["x-openrouter-metadata"] == "disabled"
+    assert request.headers["x-apig-mode"] == "debug"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_call_without_those_fields_has_an_idempotency_key_of_its_own(own: bool) -> None:
+    """A server that keeps answers by their key would repeat its refusal, or refuse the key for another body."""
+    headers = {"idempotency-key": "mine"} if own else {}
+    with serving(Script(status=503), STRICT, Script(status=503), VLLM) as server:
+        run(lambda: streamed(server.endpoint(server_timing="ask", retries=AT_ONCE), headers=headers))
+        keys = [request.headers["idempotency-key"] for request in server.requests]
+    assert len(keys) == 4
+    if own:
+        assert set(keys) == {"mine"}
+    else:
+        assert keys[0] == keys[1] != keys[2] == keys[3]
+
+
 def test_embeddings_are_not_asked_about() -> None:
     async def main() -> None:
         async with spanwire.ConnectionManager() as manager:
