@@ -84,6 +84,7 @@ class CallLog:
     def _fresh(self) -> None:
         self._waiting: SimpleQueue[tuple[Timeline, float] | threading.Event] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._flushed_at_end = False
         self._hurry = threading.Event()
         self._lock = threading.RLock()
         self._writing = threading.Lock()
@@ -137,7 +138,9 @@ class CallLog:
                 self._thread = None
                 self._write_waiting()
                 return
-        _at_end_of_worker(self)
+        if not self._flushed_at_end:  # once, not for each thread: the registry of multiprocessing forgets nothing
+            self._flushed_at_end = True
+            _at_end_of_worker(self)
 
     def _write_on(self) -> None:
         """The thread: until nothing has come for some seconds, so that a log that nobody uses any more can go."""

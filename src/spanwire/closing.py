@@ -20,14 +20,16 @@ _log = logging.getLogger("spanwire.manager")
 
 
 def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: AttemptRecord) -> bool:
-    """Read what the server says of its own time into ``record.reported``. Never raises.
+    """Read what the server says of its own time into ``record.reported``, and whether its answer was a stream. Never raises.
 
     Returns whether the answer shows that a hop in between ends the connection.
     """
+    streamed = head.streamed
+    if streamed is not None:
+        record.streamed = streamed  # servers and proxies answer with what they have, whatever was asked for
     try:
         headers, readers = head.headers, registry.timing_readers
         if endpoint.server_timing != "off":
-            streamed = head.streamed
             if streamed is None:  # an error, or a transport that does not tell
                 content_type = headers.get("content-type")
                 streamed = record.streamed if content_type is None else "event-stream" in content_type

@@ -109,7 +109,7 @@ class Waiter:
         dial: the dial it is counted on; None while it waits for a connection that is finishing.
         dial_asked_ns: when it was first counted on a dial, after it had waited for one that is finishing; else 0.
         served: how it was served, once it was.
-        by: the dial that served it, or that failed it.
+        by: the dial that served it, or that failed it, or that it was counted on when it gave up.
         member: the connection it got; ``error``: why it gets none.
         wake: called once either is set.
     """
@@ -346,6 +346,7 @@ class PoolState:
             waiter.member = None
         elif waiter in self.waiters or waiter.fresh:
             self.waiters.pop(waiter, None)
+            waiter.by = waiter.by or waiter.dial
             self._count(waiter, None)
 
     def evict(self, now_ns: int, limits: Limits) -> int | None:

@@ -364,7 +364,8 @@ class Run:
         fields = {name: value for name, value in dialect.timing_fields.items() if name not in self.call.body}
         if fields and self.call.operation == "chat" and self._server not in self.state.manager.timing_refused:
             self._asking = msgspec.structs.replace(self.call, body={**self.call.body, **fields})
-        return dialect.timing_headers
+        own = {name.lower() for name in self.endpoint.headers}
+        return {name: value for name, value in dialect.timing_headers.items() if name not in own}
 
     @property
     def _server(self) -> tuple[object, ...]:
@@ -445,9 +446,15 @@ class Run:
             return await self._within_total(lease, phase="connect")
         finally:
             if waited:
-                dial = waited[0].by or waited[0].dial
-                record.dial_asked_ns = waited[0].dial_asked_ns
-                record.served = waited[0].served or ("dialled" if dial is not None else "freed")
+                waiter = waited[0]
+                dial = waiter.by or waiter.dial
+                record.dial_asked_ns = waiter.dial_asked_ns
+                if waiter.served:
+                    record.served = waiter.served
+                elif dial is None:
+                    record.served = "freed"
+                else:  # it failed, or the caller gave up before it was done
+                    record.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
                 if dial is not None and record.served != "freed":
                     record.connect = dial.marks
                     record.connect_begin_ns, record.connect_end_ns = dial.begin_ns, dial.end_ns
@@ -495,6 +502,8 @@ class Run:
         if unasked:
             self._asking = None
             self._unasked = True
+            if self._headers.get("idempotency-key", "").startswith(_key_prefix):  # of another body: a key of its own
+                self._headers = {**self._headers, "idempotency-key": _idempotency_key()}
         if stale or unasked:
             self._stale += 1
             wait_s: float | None = 0.0
@@ -689,6 +698,8 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
+        if not record.marks.ended_ns:  # its exchange may go on: a caller left who had all but the end
+            record.marks = record.marks.copy()
         edge = self.exchange is not None and hear_timing(
             self.state.manager.registry, self.endpoint, self.exchange.head, record
         )

@@ -501,3 +501,20 @@ def test_an_observer_that_cannot_be_flushed_stops_nothing(caplog: pytest.LogCapt
 
     run(body)
     assert "could not be flushed" in caplog.text
+
+
+def test_a_worker_of_multiprocessing_registers_a_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for each thread: a worker with a call now and then would register one every few seconds, for ever."""
+    from multiprocessing import util
+
+    monkeypatch.setattr("multiprocessing.parent_process", object)
+    monkeypatch.setattr(calllog, "_IDLE_S", 0.001)
+    registry: dict[Any, Any] = {}
+    monkeypatch.setattr(util, "_finalizer_registry", registry)
+    log = CallLog(tmp_path / "calls.jsonl")
+    for _ in range(3):
+        log.call_ended(timeline())
+        until(lambda: log._thread is None)
+    assert log.flush()
+    assert len(lines(log.path)) == 3
+    assert len(registry) == 1

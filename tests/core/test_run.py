@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from spanwire_sse.exchange import HTTPExchange
 from spanwire_sse.transport import SSETransport
 
 import spanwire
@@ -387,3 +389,87 @@ def test_a_stream_that_we_have_stopped_is_not_idle_when_we_let_it_go_on() -> Non
                 call._reading = False
 
     run(body)
+
+
+def test_a_timeline_stays_as_it_was_when_the_caller_left_at_the_finish_reason() -> None:
+    """The connection is kept, so what the server still has to say arrives after the call has ended."""
+
+    def event(**more: object) -> bytes:
+        data = b"data: " + json.dumps({"id": "a", "model": "m", **more}).encode() + b"\n\n"
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    async def main() -> None:
+        go_on = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for text in "ab":
+                writer.write(event(choices=[{"index": 0, "delta": {"content": text}}]))
+                await asyncio.sleep(0.005)
+            writer.write(event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]))
+            await go_on.wait()
+            writer.write(event(choices=[], usage={"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}))
+            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, spanwire.ConnectionManager(telemetry=None) as manager:
+            endpoint = spanwire.Endpoint(f"http://127.0.0.1:{port}")
+            await manager.warm(endpoint)
+            async with manager.stream(endpoint, chat()) as stream:
+                async for chunk in stream:
+                    if chunk.finish_reason:
+                        break
+            timeline = stream.timeline  # its segments are worked out when somebody looks
+            go_on.set()
+            assert stream._run is not None
+            exchange = stream._run.exchange
+            assert isinstance(exchange, HTTPExchange)
+            while not exchange._finished:
+                await asyncio.sleep(0)
+        assert timeline.outcome == "closed_by_caller"
+        assert timeline.last_chunk_s is not None
+        assert timeline.last_chunk_s <= timeline.total_s
+        assert_adds_up(timeline)
+        assert set(timeline.segments["model"].parts) == {"prefill", "decode"}
+        assert timeline.segments["network"].parts["to_and_back"].source == "estimated"
+
+    run(main)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "total_s"])
+def test_the_wait_for_a_handshake_that_hangs_is_a_handshake_to_who_gives_up(way: str) -> None:
+    """And no wait for a connection that another call was using, for which the caller's own limits would be to blame."""
+
+    async def main() -> None:
+        arrived = asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)  # of the client's hello, to which nothing is said
+            arrived.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        timeouts = spanwire.Timeouts(total_s=0.1 if way == "total_s" else None)
+        endpoint = spanwire.Endpoint(f"https://127.0.0.1:{port}", timeouts=timeouts, retries=NEVER)
+        async with server, ConnectionManager() as manager:
+            first = manager.stream(endpoint, chat())
+            opening = asyncio.ensure_future(first.__aenter__())
+            await arrived.wait()
+            if way == "cancelled":
+                opening.cancel()
+            await asyncio.wait([opening])
+            with pytest.raises((asyncio.CancelledError, errors.CallTimeout)):
+                await opening
+            timeline = first.timeline
+        assert timeline.outcome == ("cancelled" if way == "cancelled" else "timeout")
+        assert_adds_up(timeline)
+        assert set(timeline.segments["handshake"].parts) == {"tcp", "tls"}
+        assert "queue" not in timeline.segments
+
+    run(main)

@@ -174,6 +174,9 @@ class Spans:
     def calls(self) -> list[Call]:
         """Every call once: without outer spans whose call has a span of its own, which gets the outer one's model."""
         told_below = set(self._nested.values())
+        last: dict[tuple[str, str], tuple[float, tuple[str, str]]] = {}
+        for below, above in self._nested.items():
+            last[above] = max(last.get(above, (-1.0, below)), (self._calls[below].started_unix_s or 0.0, below))
         calls: list[Call] = []
         for key, call in self._calls.items():
             outer = self._nested.get(key)
@@ -184,9 +187,11 @@ class Spans:
             known = self._models.get(outer)
             if known is not None:
                 call = msgspec.structs.replace(
+                    call, model=call.model or known.model, operation=call.operation or known.operation
+                )
+            if known is not None and last[outer][1] == key:  # of an SDK's tries the last one has the answer
+                call = msgspec.structs.replace(
                     call,
-                    model=call.model or known.model,
-                    operation=call.operation or known.operation,
                     input_tokens=known.input_tokens if call.input_tokens is None else call.input_tokens,
                     output_tokens=known.output_tokens if call.output_tokens is None else call.output_tokens,
                     cached_tokens=known.cached_tokens if call.cached_tokens is None else call.cached_tokens,

@@ -325,7 +325,10 @@ class Telemetry:
                 elif not call_span.counted:
                     add_answer(attributes, record, head, usage, finish_reason)
                     if self._add_messages is not None:
-                        self._add_messages(attributes, call, reply(), endpoint)
+                        try:
+                            self._add_messages(attributes, call, reply(), endpoint)
+                        except Exception:  # noqa: BLE001 - such as what no JSON can be made of: the call failed for it
+                            _log.warning("a call's messages could not be put on its span", exc_info=True)
                 if head is not None and head.status is not None:
                     attributes["http.response.status_code"] = head.status
                 self._end_span(call_span, timeline, record, labels, attributes, error, error_type)
@@ -333,6 +336,9 @@ class Telemetry:
             self._instruments.record(timeline, record, labels, usage, error_type, counted=counted)
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a call's telemetry could not be recorded", exc_info=True)
+            with contextlib.suppress(Exception):
+                if call_span is not None and call_span.span.is_recording():  # else the call were missing in its trace
+                    call_span.span.end(call_span.anchor_ns + record.end_ns)
 
     def _end_span(
         self,

@@ -15,12 +15,16 @@ from .placement import Placed, place
 
 __all__ = ["draw_attempts", "draw_segments"]
 
+_BACKOFF = ("queue", "backoff")
 _Pieces = Mapping[tuple[str, str], tuple[int, Source]]
 
 
 def draw_segments(tracer: Tracer, context: Context, anchor_ns: int, record: CallRecord, pieces: _Pieces) -> None:
     """``pieces`` of a call that was tried once."""
     for attempt in record.attempts[:1]:
+        if _BACKOFF in pieces:  # it ended while it waited for another attempt: that is behind this one
+            pieces = {key: piece for key, piece in pieces.items() if key != _BACKOFF}
+            _between(tracer, context, anchor_ns, attempt.end_ns, record.end_ns)
         _draw(tracer, context, anchor_ns, attempt, pieces)
 
 

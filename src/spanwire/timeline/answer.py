@@ -29,6 +29,11 @@ __all__ = ["Explained", "explain"]
 _ROUND_TRIPS = 1.5
 
 
+#: By so much, in ns, may a reading exceed its window: rounding of some values to whole milliseconds. A value that was cut
+#: off is too small, never too large, so whole seconds get no second.
+_MOST_OVER_NS = 10_000_000
+
+
 class Explained(NamedTuple):
     """The pieces of the wait, the names of readings that did not fit, and whether the prefill has the queue in it."""
 
@@ -100,6 +105,8 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every ca
     marks, streamed, connection = attempt.marks, attempt.streamed, attempt.connection
     sent_ns, first_byte_ns, paused_ns, rtt_ns = marks.sent_ns, marks.first_byte_ns, marks.paused_ns, marks.rtt_ns
     content_ns, end_ns = marks.first_content_ns, marks.last_chunk_ns if streamed else marks.last_byte_ns
+    if streamed and paused_ns and end_ns < marks.resumed_ns:
+        end_ns = marks.resumed_ns  # what is taken off below is inside the window: nothing may have come after the pause
     until_ns = first_byte_ns
     if answered:
         until_ns = (content_ns or end_ns) if streamed else (marks.first_chunk_ns or first_byte_ns)
@@ -124,14 +131,15 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every ca
 def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
     """What of the readings fits into the windows, and what it leaves to the network."""
     slack_ns, total_ns = reported.slack_ns, reported.total_ns
+    over_ns = min(slack_ns, _MOST_OVER_NS)
     told = _parts(reported, refused) if waits.answered else _Told(reported.queue_ns)
     if total_ns is not None:
         window_ns = waits.headers_ns if reported.total_to_headers else waits.whole_ns
-        if told.known_ns <= total_ns + slack_ns and total_ns <= window_ns + slack_ns:
+        if told.known_ns <= total_ns + slack_ns and total_ns <= window_ns + over_ns:
             network_ns = max(window_ns - total_ns, 0)
             return told._replace(total_ns=total_ns, network_ns=network_ns, network_to_end=not reported.total_to_headers)
         refused.append("server_total")
-    if told.known_ns > waits.whole_ns + slack_ns:
+    if told.known_ns > waits.whole_ns + over_ns:
         refused.append("parts")
         told = _NOTHING
     if told.queue_ns is not None and told.whole_model_ns is not None:
@@ -140,7 +148,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
             return told._replace(network_ns=network_ns, network_to_end=True)
     if waits.streamed and told.whole_model_ns is None:
         first_ns = (told.queue_ns or 0) + (told.prefill_ns or 0)
-        if first_ns > waits.first_ns + slack_ns or (told.decode_ns or 0) > waits.decode_ns + slack_ns:
+        if first_ns > waits.first_ns + over_ns or (told.decode_ns or 0) > waits.decode_ns + over_ns:
             refused.append("parts")
             told = _NOTHING
         elif told.prefill_ns is not None and (told.queue_ns is not None or reported.ttft_ns is not None):
@@ -150,7 +158,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
     outer_ns = reported.outer_ns
     if outer_ns is not None:
         window_ns = waits.headers_ns if reported.outer_to_headers else waits.whole_ns
-        if outer_ns <= window_ns + slack_ns:
+        if outer_ns <= window_ns + over_ns:
             network_ns = max(window_ns - outer_ns, 0)
             return told._replace(network_ns=network_ns, network_to_end=not reported.outer_to_headers)
         refused.append("gateway")

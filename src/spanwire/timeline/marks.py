@@ -83,6 +83,15 @@ class Marks:
         if begin_ns is not None:
             self.parts.append((part, begin_ns, max(at_ns, begin_ns)))
 
+    def copy(self) -> Marks:
+        """As they stand now: whoever fills them may go on after the call has ended."""
+        copy = Marks()
+        for name in Marks.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.parts = [*self.parts]
+        copy._open = dict(self._open) if self._open else None
+        return copy
+
     @property
     def open_part(self) -> str | None:
         """The part that was begun last and not ended: where a failed connect stood."""
@@ -172,7 +181,7 @@ class AttemptRecord:
         connect: marks of the connect that this attempt waited for, else None.
         connect_begin_ns, connect_end_ns: that connect as a whole.
         marks: marks of the exchange.
-        streamed: the answer was asked for as a stream.
+        streamed: the answer was a stream; until one has come, it was asked for as one.
         outcome: as of the call; ``error_type`` the class of the error.
         connection: facts about the connection, once there was one.
         reported: what the server has said of its own time, None if nothing.

@@ -22,6 +22,8 @@ __all__ = ["choose"]
 
 _RANKS = {"body": 0, "event": 0, "job": 1, "trailer": 2, "header": 3, "initial_metadata": 4}
 _STREAM_HEADER = 4
+#: 0 here: the origin was not asked, so nothing is known of whoever answered in its place.
+_NOT_ASKED = "server-timing[cfOrigin].dur"
 #: Questions that a reading can answer, and the field of :class:`Reported` with the answer.
 _FIELDS = {
     "queue": "queue_ns",
@@ -52,7 +54,8 @@ def choose(readings: Sequence[Reading], *, streamed: bool) -> Reported | None:
         if rank == _RANKS["header"] and streamed:
             rank = _STREAM_HEADER
         if reading.maps_to == "gateway":
-            gateways.append(reading)
+            if reading.duration_ns or not reading.path.endswith(_NOT_ASKED):
+                gateways.append(reading)
         elif reading.maps_to not in _FIELDS:
             continue
         elif rank == _STREAM_HEADER and reading.maps_to != "queue":

@@ -73,7 +73,7 @@ SERVER_TIMING_NAMES: tuple[tuple[str, MapsTo, str], ...] = (
     ("x-originResponse", "gateway", "anthropic"),  # origin: Anthropic, edge to origin
     ("proxy", "gateway", "server-timing"),  # origin: Anthropic, once; too common a word to name anybody
     ("cfReqDur", "gateway", "bedrock"),  # origin: seen on Bedrock
-    ("cfEdge", "gateway", "cloudflare"),  # origin: Cloudflare, its own time
+    ("cfEdge", "server_part", "cloudflare"),  # origin: Cloudflare, its own time: the origin's is not in it
     ("cfOrigin", "gateway", "cloudflare"),  # origin: Cloudflare; 0: the origin was not asked
     ("cfWorker", "gateway", "cloudflare"),  # origin: Cloudflare
     # Without a duration, so without a row: intid (watsonx, an id), cache and host (Wikimedia, words).
@@ -105,7 +105,8 @@ def _metrics(server: str) -> tuple[TimingRow, ...]:
 # ---------------------------------------------------------------------------------------------- headers that are shared
 
 _ENVOY = _header("x-envoy-upstream-service-time", "ms", "gateway")
-_KONG = (_header("x-kong-upstream-latency", "ms", "gateway"), _header("x-kong-proxy-latency", "ms", "gateway"))
+#: What a hop took for itself is a part of the way to the model, and bounds nothing: all the rest would be network.
+_KONG = (_header("x-kong-upstream-latency", "ms", "gateway"), _header("x-kong-proxy-latency", "ms", "server_part"))
 #: Text Generation Inference and what descends from it. Whole milliseconds, cut off: 0 is less than 1. Never on streams.
 _TGI = (
     _header("x-queue-time", "ms", "queue", streamed=False),
@@ -228,7 +229,7 @@ BUILT_IN: tuple[TimingReader, ...] = (
             # GET /generation?id=..., a second call
             _job("data.latency", "ms", "gateway", "to_end"),
             _job("data.generation_time", "ms", "gateway", "to_end"),
-            _job("data.moderation_latency", "ms", "gateway", "to_end"),
+            _job("data.moderation_latency", "ms", "server_part", "to_end"),
         ),
     ),
     TimingReader(
@@ -289,12 +290,12 @@ BUILT_IN: tuple[TimingReader, ...] = (
         "litellm-proxy",  # the overhead can be negative, which is no reading
         (
             _header("x-litellm-response-duration-ms", "ms", "gateway"),
-            _header("x-litellm-overhead-duration-ms", "ms", "gateway"),
-            _header("x-litellm-callback-duration-ms", "ms", "gateway"),
-            _header("x-litellm-timing-pre-processing-ms", "ms", "gateway"),
+            _header("x-litellm-overhead-duration-ms", "ms", "server_part"),
+            _header("x-litellm-callback-duration-ms", "ms", "server_part"),
+            _header("x-litellm-timing-pre-processing-ms", "ms", "server_part"),
             _header("x-litellm-timing-llm-api-ms", "ms", "gateway"),
-            _header("x-litellm-timing-post-processing-ms", "ms", "gateway"),
-            _header("x-litellm-timing-message-copy-ms", "ms", "gateway"),
+            _header("x-litellm-timing-post-processing-ms", "ms", "server_part"),
+            _header("x-litellm-timing-message-copy-ms", "ms", "server_part"),
         ),
     ),
     TimingReader(

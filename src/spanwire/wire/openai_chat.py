@@ -21,7 +21,7 @@ from .tool_calls import ToolCallRepair
 __all__ = ["ChatDecoder", "decode_chat", "decode_embeddings", "error_in"]
 
 DONE = b"[DONE]"
-_LATE_EVENTS = 8  # more than any server sends after its finish reason: usage, timing, metadata
+_LATE_EVENTS = 8  # more than any server sends after its last finish reason: usage, timing, metadata
 _SHOWN = 200  # characters of a bad answer that an error shows
 
 
@@ -81,7 +81,8 @@ class ChatDecoder:
         finish_reason: the last one that was seen.
         id, model: as the server gave them.
         usage: the last count that was seen, given to the caller or not.
-        late_events: the events from the finish reason on, as they came: servers put their timing there.
+        late_events: the event with the finish reason and the last ones after it, as they came: servers put their timing
+            there. Between them, where several answers were asked for, the others go on.
     """
 
     __slots__ = (
@@ -205,7 +206,9 @@ class ChatDecoder:
         )
 
     def _keep_late(self, data: bytes) -> None:
-        if self.finish_reason is not None and len(self.late_events) < _LATE_EVENTS:
+        if self.finish_reason is not None:
+            if len(self.late_events) == _LATE_EVENTS:
+                del self.late_events[1]
             self.late_events.append(data)
 
     def _tool_calls(self, delta: _Delta) -> tuple[ToolCallDelta, ...]:

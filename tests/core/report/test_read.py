@@ -144,6 +144,25 @@ def test_two_calls_below_one_outer_span_are_two(tmp_path: Path) -> None:
     assert sorted(call.total_s for call in found) == pytest.approx(sorted((first["total_s"], second["total_s"])))
 
 
+def test_the_tokens_of_an_outer_span_are_its_last_calls(tmp_path: Path) -> None:
+    """An SDK that tries again has one span for all its tries: its tokens must not count once for each."""
+    first, second = calls(2)
+    later = {**first, "started_unix_s": first["started_unix_s"] + 60}
+    usage: dict[str, Any] = {
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 20,
+    }
+    spans = [
+        traffic.span(later, "spanwire.attempt", "a1", "0f", **traffic.own_attributes(second)),
+        traffic.span(first, "spanwire.attempt", "a2", "0f", **traffic.own_attributes(first)),
+        traffic.span(first, "chat m", "0f", **usage),
+    ]
+    tried, answered = read([write(tmp_path / "t.json", traffic.export(spans))]).calls
+    assert (tried.model, tried.input_tokens, tried.output_tokens) == ("m", None, None)
+    assert (answered.model, answered.input_tokens, answered.output_tokens) == ("m", 10, 20)
+
+
 @pytest.mark.parametrize(
     ("attributes", "endpoint"),
     [

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.util.genai import types as theirs
 
 import spanwire
+from spanwire.errors import ConfigurationError
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Script, ScriptedTool
 from tests.core.telemetry.heard import Heard, attributes
@@ -183,3 +184,32 @@ def test_odd_messages_are_left_out(heard: Heard, monkeypatch: pytest.MonkeyPatch
     first, second, third = messages(attributes(heard.one("chat m")), "gen_ai.input.messages")
     assert (first["parts"], second["parts"]) == ([], [])
     assert third["parts"] == [{"type": "tool_call", "id": None, "name": None, "arguments": None}]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": object()},
+        {"role": "tool", "content": "half of a pair: \ud800"},
+        {"role": "assistant", "tool_calls": 5},
+    ],
+)
+def test_messages_that_cannot_be_written_cost_no_span(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
+) -> None:
+    """Most of them fail their call, which is the one to be found in the trace."""
+    monkeypatch.setenv(VARIABLE, "span_only")
+    with serving(Script.say("Hello")) as server:
+
+        async def body() -> str:
+            async with ConnectionManager(telemetry=heard.telemetry()) as manager:
+                try:
+                    await manager.complete(server.endpoint(), spanwire.Call.chat("m", [message]))
+                except ConfigurationError:
+                    return "error"
+                return "completed"
+
+        outcome = run(body)
+    found = attributes(heard.one("chat m"))
+    assert found["spanwire.outcome"] == outcome
+    assert "gen_ai.input.messages" not in found

@@ -94,6 +94,23 @@ def test_a_retried_calls_segments_are_its_attempts_children(heard: Heard) -> Non
     assert {span.name for span in children(heard, second)} >= {"client encode", "network send", "model decode"}
 
 
+def test_a_back_off_that_the_call_did_not_survive_lies_behind_the_attempt(heard: Heard) -> None:
+    with serving(Script(status=503, queue_s=0.03)) as server:
+        retries = spanwire.Retries(base_s=3600, max_wait_s=7200)
+        endpoint = server.endpoint(retries=retries, timeouts=spanwire.Timeouts(total_s=0.1))
+
+        async def body() -> None:
+            async with ConnectionManager(telemetry=heard.telemetry(detail="full")) as manager:
+                with pytest.raises(errors.CallTimeout):
+                    await manager.complete(endpoint, chat())
+
+        run(body)
+    call = heard.one("chat m")
+    last = children(heard, call)[-1]
+    assert (last.name, last.end_time) == ("queue backoff", call.end_time)
+    assert attributes(last)["spanwire.segment.placed"] == "clock"
+
+
 def test_below_somebody_elses_span_it_is_the_attempts_segments(heard: Heard) -> None:
     with serving(hello(prefill_s=0.02)) as server:
 

@@ -247,6 +247,26 @@ def test_values_cut_to_whole_milliseconds_may_exceed_their_window_by_as_much() -
     assert refused(streamed(queue=10, prefill=180, decode=154, slack=3)) == ["parts"]
 
 
+def test_whole_seconds_do_not_exceed_their_window_by_a_second() -> None:
+    """They were cut off, so they are too small. Parts may exceed a total that was cut off."""
+    too_long: list[dict[str, Any]] = [{"total": 1000}, {"queue": 1000}, {"model": 1000}, {"queue": 1000, "model": 1000}]
+    for said in too_long:
+        made = streamed(slack=2000, **said)
+        assert refused(made) == ["server_total" if "total" in said else "parts"]
+        assert all(source != "reported" for _, source in pieces(made).values())
+    late = {**STREAM, "first_content": 1190.0, "last_chunk": 1340.0, "last_byte": 1340.0, "ended": 1340.0}
+    assert refused(streamed(times=late, prefill=1100, decode=150, total=1000, slack=1000)) == []
+
+
+def test_a_pause_after_the_last_chunk_is_taken_off_no_window() -> None:
+    """The consumer was slow to read the last chunks, and then only the end came."""
+    late = {**STREAM, "resumed": 840.0, "last_byte": 850.0, "ended": 850.0}
+    assert pieces(streamed(paused_ms=500, times=late))["model.decode"] == (150, "estimated")
+    told = streamed(paused_ms=500, times=late, queue=10, prefill=100, decode=150)
+    assert refused(told) == []
+    assert pieces(told) == {**TEXTBOOK, "client.waiting": (500, "measured"), "unattributed": (10, "measured")}
+
+
 def test_raw_values_are_kept_also_of_what_was_refused() -> None:
     timing = streamed(queue=1000, raw={"queue_time_ms": 1000}, server="vllm").server_timing
     assert timing == {"dialect": "vllm", "raw": {"queue_time_ms": 1000}, "refused": ["parts"]}

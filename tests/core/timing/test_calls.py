@@ -75,6 +75,41 @@ def test_a_stream_where_a_whole_answer_was_asked_for_is_read_as_what_it_is() -> 
     assert timeline.segments["model"].source == "estimated"
 
 
+def test_the_time_of_a_stream_where_a_whole_answer_was_asked_for_is_the_models() -> None:
+    """And not the network's, as the body of a whole answer that comes in slowly would be."""
+    script = Script(
+        writes=events(TEXT, *[TEXT] * 20, STOP), write_gap_s=0.002, content_type="text/event-stream"
+    )  # fmt: skip
+
+    async def main() -> spanwire.Timeline:
+        async with spanwire.ConnectionManager() as manager:
+            timeline = (await manager.complete(server.endpoint(), chat())).timeline
+            assert timeline is not None
+            return timeline
+
+    with serving(script) as server:
+        timeline = run(main)
+    assert_adds_up(timeline)
+    assert "decode" in timeline.segments["model"].parts
+    assert "receive" not in timeline.segments["network"].parts
+
+
+def test_the_wait_for_a_whole_answer_where_a_stream_was_asked_for_is_not_divided() -> None:
+    body = {"id": "a", "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
+    # Of a hop that ends TCP, so that nothing is known of the whole way; and no decoding is told.
+    told = {"metrics": {"queue_time_ms": 0.001, "time_to_first_token_ms": 0.001}}
+    bodies = [json.dumps({**body, **more}).encode() for more in ({}, {"timings": {"predicted_ms": 4}}, told)]
+    scripts = [Script(body=body, headers={"via": "1.1 hop"}, queue_s=0.01) for body in bodies]
+    with serving(*scripts) as server:
+        silent, decoded, queued = (run(lambda: streamed(server.endpoint())) for _ in scripts)
+    assert not silent.segments["model"].parts
+    assert decoded.server_timing is not None
+    assert "refused" not in decoded.server_timing
+    assert decoded.segments["model"].parts["decode"].duration_s == pytest.approx(0.004)
+    # The decoding, which nobody told, is not the network's.
+    assert queued.segments["network"].source == "estimated"
+
+
 def test_trailers_of_a_chunked_answer_are_read() -> None:
     body = json.dumps({"id": "a", "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}).encode()
     wire = (
@@ -143,6 +178,28 @@ def test_fields_of_the_call_win_over_those_that_ask() -> None:
     assert request.body["nvext"] == {"a": 1}
     assert request.body["perf_metrics_in_response"] is True
     assert request.headers["x-openrouter-metadata"] == "disabled"
+
+
+def test_headers_of_the_endpoint_win_over_those_that_ask() -> None:
+    with serving(VLLM) as server:
+        run(lambda: streamed(server.endpoint(server_timing="ask", headers={"X-OpenRouter-Metadata": "disabled"})))
+        (request,) = server.requests
+    assert request.headers["x-openrouter-metadata"] == "disabled"
+    assert request.headers["x-apig-mode"] == "debug"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_call_without_those_fields_has_an_idempotency_key_of_its_own(own: bool) -> None:
+    """A server that keeps answers by their key would repeat its refusal, or refuse the key for another body."""
+    headers = {"idempotency-key": "mine"} if own else {}
+    with serving(Script(status=503), STRICT, Script(status=503), VLLM) as server:
+        run(lambda: streamed(server.endpoint(server_timing="ask", retries=AT_ONCE), headers=headers))
+        keys = [request.headers["idempotency-key"] for request in server.requests]
+    assert len(keys) == 4
+    if own:
+        assert set(keys) == {"mine"}
+    else:
+        assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
 def test_embeddings_are_not_asked_about() -> None:

@@ -101,6 +101,26 @@ def test_gateways_nest_and_all_are_kept() -> None:
     assert sorted(duration or 0 for _, _, duration in found) == [n * MS for n in (600, 690, 695, 696, 700, 710)]
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"server-timing": "cfEdge;dur=9"},
+        {"server-timing": "cfEdge;dur=9, cfOrigin;dur=0"},  # a worker answered: the origin was not asked
+        {"x-kong-proxy-latency": "1"},
+        {"x-litellm-overhead-duration-ms": "15.1"},
+        {"x-litellm-timing-pre-processing-ms": "3.1", "x-litellm-callback-duration-ms": "0.4"},
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_a_gateway_took_for_itself_bounds_nothing(headers: dict[str, str], streamed: bool) -> None:
+    """Else all the rest, the model's time, would be the network's."""
+    readings = READERS.read(headers=headers, streamed=streamed)
+    chosen = READERS.choose(readings, streamed=streamed)
+    assert chosen is not None
+    assert chosen.outer_ns is None
+    assert len(chosen.raw) == len(readings) > 0
+
+
 def test_lines_of_a_repeated_server_timing_are_all_read() -> None:
     assert read(headers={"server-timing": "cache;desc=hit, queue;dur=3, model;dur=12.5"}) == [
         ("server-timing", "queue", 3 * MS),

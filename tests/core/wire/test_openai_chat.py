@@ -732,3 +732,14 @@ def test_a_bad_vector_is_shown_but_not_all_of_it() -> None:
     with pytest.raises(ProtocolError) as caught:
         decode_embeddings(embeddings({"index": 0, "embedding": ["x"] * 5000}))
     assert len(str(caught.value)) < 300
+
+
+def test_late_events_are_the_finish_reasons_and_the_last_ones() -> None:
+    """The first of several answers ends long before the others, and what servers tell of their time comes last of all."""
+    others = [dump({**HEAD, "choices": [{"index": 1, "delta": {"content": str(n)}}]}) for n in range(20)]
+    last = [dump({**HEAD, "choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]})]
+    usage = dump({**HEAD, "choices": [], "usage": {"prompt_tokens": 1}, "metrics": {"queue_time_ms": 1.0}})
+    decoder = Answer(event({"content": "a"}), STOP, *others, *last, usage, DONE).decoder
+    assert decoder.late_events[0] == STOP
+    assert decoder.late_events[-1] == usage
+    assert len(decoder.late_events) == 8

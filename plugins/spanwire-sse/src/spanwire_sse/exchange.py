@@ -372,7 +372,10 @@ class HTTPExchange(Inbox):
     @property
     def complete(self) -> bool:
         """After a finish reason only usage and the end are to come, in a moment."""
-        return super().complete or (not self._ended and getattr(self._decoder, "finish_reason", None) is not None)
+        if self._ended or getattr(self._decoder, "finish_reason", None) is None:
+            return super().complete
+        self._marks.rtt_ns = self._http.rtt_min_ns()  # who asks is about to leave, and looks at the marks as they are
+        return True
 
     def abort(self, error: SpanwireError | None = None) -> None:
         """Leave: HTTP/1.1 knows no other way than to close the connection, unless the message has ended already."""
