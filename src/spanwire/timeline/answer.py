@@ -101,7 +101,7 @@ def explain(attempt: AttemptRecord, *, answered: bool) -> Explained:
     return Explained(pieces, tuple(refused), includes_queue)
 
 
-def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every call: no look-up twice, and no `max`
+def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every call: no look-up twice
     marks, streamed, connection = attempt.marks, attempt.streamed, attempt.connection
     sent_ns, first_byte_ns, paused_ns, rtt_ns = marks.sent_ns, marks.first_byte_ns, marks.paused_ns, marks.rtt_ns
     content_ns, end_ns = marks.first_content_ns, marks.last_chunk_ns if streamed else marks.last_byte_ns
@@ -112,12 +112,11 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every ca
         until_ns = (content_ns or end_ns) if streamed else (marks.first_chunk_ns or first_byte_ns)
     began = until_ns > 0
     # How long the server's work may have lasted: to the first content, to the body, or, of an error, to its first byte.
-    if until_ns < first_byte_ns:
-        until_ns = first_byte_ns
+    until_ns = max(until_ns, first_byte_ns)
     return _Waits(
         first_byte_ns - sent_ns,
         until_ns - sent_ns,
-        (end_ns if end_ns > until_ns else until_ns) - sent_ns - paused_ns,
+        max(until_ns, end_ns) - sent_ns - paused_ns,
         end_ns - content_ns - paused_ns if content_ns and streamed and answered else 0,
         0 if streamed else end_ns - until_ns,
         rtt_ns,
