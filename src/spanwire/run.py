@@ -733,7 +733,9 @@ class Run:
         if self._call_span is not None:
             record.trace_id = self._call_span.span.get_span_context().trace_id
         record.usage = self._builder.usage or (self.head.usage if self.head is not None else None)
-        if self._unasked and outcome == "completed":  # without our fields it went well: they were the reason
+        if self._unasked and (
+            outcome == "completed" or self._builder.content_chunks
+        ):  # without our fields it went well
             self.state.manager.remember_refusal(self._server)
         timeline = self._timeline = Timeline(record)
         self.state.runs.discard(self)

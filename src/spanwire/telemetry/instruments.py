@@ -83,8 +83,12 @@ class Instruments:
         """``counted``: somebody else's instrumentation counts the call."""
         wanted, begin_ns = self._wanted, record.begin_ns
         attempt = record.attempts[-1] if record.attempts else None
-        if attempt is not None and attempt.connection is not None and "connections" in wanted:
-            self._connection_uses.add(1, labels.reused if attempt.connection.reused else labels.fresh)
+        if "connections" in wanted:
+            for (
+                tried
+            ) in record.attempts:  # each of them was an exchange: the handshake is nearly always the first one's
+                if tried.connection is not None:
+                    self._connection_uses.add(1, labels.reused if tried.connection.reused else labels.fresh)
         if not counted:
             genai = labels.genai if error_type is None else {**labels.genai, "error.type": error_type}
             if "duration" in wanted:

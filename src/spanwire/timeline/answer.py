@@ -174,7 +174,7 @@ def _parts(reported: Reported, refused: list[str]) -> _Told:
                 prefill_ns = ttft_ns - (queue_ns or 0)
             else:
                 refused.append("ttft")
-        if prefill_ns is not None and decode_ns is None and total_ns is not None and not reported.total_to_headers:
+        if prefill_ns is not None and decode_ns is None and total_ns is not None:
             decode_ns = total_ns - ttft_ns if total_ns >= ttft_ns else None
     return _Told(queue_ns, prefill_ns, decode_ns, reported.model_ns)
 

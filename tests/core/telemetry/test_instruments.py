@@ -10,7 +10,7 @@ import spanwire
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Script
 from tests.core.telemetry.heard import Heard, call_once
-from tests.support import chat, hello, run, serving
+from tests.support import AT_ONCE, chat, hello, run, serving
 
 ALL = "duration, first_content, first_chunk, connections, tokens, segments"
 USAGE = spanwire.Usage(7, 5, 12, cached_tokens=3, reasoning_tokens=2)
@@ -101,3 +101,16 @@ def test_an_answer_that_is_not_streamed_has_no_first_chunk(heard: Heard, monkeyp
     found = heard.metrics()
     assert "gen_ai.client.operation.duration" in found
     assert "gen_ai.client.operation.time_to_first_chunk" not in found
+
+
+def test_each_try_is_a_use_of_its_connection(heard: Heard) -> None:
+    """Else the connection that a retried call made would have been used without ever having been new."""
+    with serving(Script(status=503), Script(status=503), hello()) as server:
+
+        async def body() -> None:
+            async with ConnectionManager(telemetry=heard.telemetry()) as manager:
+                await manager.complete(server.endpoint(), chat(), retries=AT_ONCE)
+
+        run(body)
+    uses = heard.metrics()["spanwire.connection.uses"]
+    assert {point.attributes["spanwire.connection.reused"]: point.value for point in uses} == {False: 1, True: 2}

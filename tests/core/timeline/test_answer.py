@@ -283,6 +283,18 @@ def test_a_whole_answer_divides_as_its_body_says() -> None:
     }
 
 
+def test_a_time_to_first_token_and_a_total_in_the_headers_of_a_whole_answer_divide_the_model() -> None:
+    """As Fireworks tells them: such headers are written when all is done."""
+    made = whole(ttft=110, total=260, total_to_headers=True)
+    assert pieces(made) == {
+        "model.prefill": (110, "reported"),
+        "model.decode": (150, "reported"),
+        "network.to_and_back": (80, "reported"),
+    }
+    assert made.server_timing is not None
+    assert made.server_timing["prefill_includes_queue"] is True
+
+
 def test_a_total_in_the_headers_of_a_whole_answer_ends_with_the_headers() -> None:
     late = {**WHOLE, "last_byte": 400.0, "ended": 400.0, "last_chunk": 400.0}
     assert pieces(whole(times=late, total=260, total_to_headers=True, queue=10, model=240)) == {

@@ -250,6 +250,19 @@ def test_a_call_that_is_wrong_in_itself_is_refused_with_the_servers_words_and_te
         assert ["nvext" in request.body for request in server.requests] == [True, False, True, False]
 
 
+def test_a_refusal_is_remembered_though_its_callers_leave_their_streams() -> None:
+    async def main() -> None:
+        async with spanwire.ConnectionManager() as manager:
+            for _ in range(2):
+                async with manager.stream(server.endpoint(server_timing="ask"), chat()) as stream:
+                    async for _chunk in stream:
+                        break
+
+    with serving(STRICT, hello(gap_s=0.01)) as server:
+        run(main)
+        assert ["nvext" in request.body for request in server.requests] == [True, False, False]
+
+
 def test_only_the_three_words_are_taken() -> None:
     with pytest.raises(ConfigurationError, match=r'server_timing must be "ask", "listen" or "off", not \'yes\''):
         spanwire.Endpoint("http://h", server_timing="yes")  # type: ignore[arg-type]
