@@ -187,7 +187,7 @@ def call_of(line: Log, shared: Pieces) -> Call:
         cached_tokens=usage.cached_tokens if usage is not None else None,
         pieces=pieces,
         durations=durations,
-        trace_id=line.trace_id,
+        trace_id=line.trace_id if line.trace_id and len(line.trace_id) <= 64 else None,
     )
 
 

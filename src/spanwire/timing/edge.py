@@ -49,4 +49,4 @@ def is_edge(headers: Mapping[str, str]) -> bool:
     if headers.get("server", "").lower() in _SERVERS:
         return True
     timing = headers.get("server-timing")
-    return timing is not None and timing.lstrip().startswith(_METRICS)
+    return timing is not None and any(metric in timing for metric in _METRICS)

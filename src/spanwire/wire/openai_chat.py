@@ -187,7 +187,7 @@ class ChatDecoder:
         choice = next((choice for choice in choices if not choice.index), None) if choices else None
         found = self._usage_once(usage, data)
         if choice is None:
-            self._keep_late(data)
+            self._keep_late(data, ended=self.events > 0)
             if choices is None and usage is None:
                 _raise_if_error_object(data)
             return None if found is None else Chunk("", "", (), None, found, data)
@@ -205,8 +205,9 @@ class ChatDecoder:
             data,
         )
 
-    def _keep_late(self, data: bytes) -> None:
-        if self.finish_reason is not None:
+    def _keep_late(self, data: bytes, *, ended: bool = False) -> None:
+        # An event without choices after content is such a last one too: some servers send no finish reason.
+        if ended or self.finish_reason is not None:
             if len(self.late_events) == _LATE_EVENTS:
                 del self.late_events[1]
             self.late_events.append(data)

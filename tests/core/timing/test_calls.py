@@ -42,6 +42,13 @@ def test_the_last_event_of_a_stream_is_read() -> None:
     assert timeline.to_dict()["usage"] == {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
 
 
+def test_an_event_without_choices_is_read_also_where_no_finish_reason_was_sent() -> None:
+    script = Script(writes=events(TEXT, {"choices": [], "usage": USAGE, "metrics": METRICS}))
+    with serving(script) as server:
+        timeline = run(lambda: streamed(server.endpoint()))
+    assert timeline.server_timing == RAW
+
+
 def test_the_body_of_a_whole_answer_is_read() -> None:
     body = {"id": "a", "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "metrics": METRICS}
 
@@ -288,7 +295,14 @@ def test_an_error_status_is_read_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"via": "1.1 edge"}, {"cf-ray": "1-BOS"}, {"server": "cloudflare"}, {"server-timing": "gfet4t7; dur=1"}]
+    "headers",
+    [
+        {"via": "1.1 edge"},
+        {"cf-ray": "1-BOS"},
+        {"server": "cloudflare"},
+        {"server-timing": "gfet4t7; dur=1"},
+        {"server-timing": "db;dur=1, cfEdge;dur=2"},
+    ],
 )
 def test_an_answer_from_behind_an_edge_says_so(headers: dict[str, str]) -> None:
     with serving(hello(headers=headers)) as server:
