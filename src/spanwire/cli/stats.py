@@ -12,15 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..percentiles import P95_FROM, P99_FROM, percentile
 from ..timeline import SEGMENTS, Source, Timeline, weakest_source
 
 __all__ = ["Group", "Outcome", "Report", "Row", "Summary", "Tokens", "percentile", "report", "summarize"]
 
 TokenSource = Literal["usage", "chunks"]
-
-#: From so many values on, the nearest-rank percentile is not the maximum by definition: 100 / (100 - p).
-P95_FROM = 20
-P99_FROM = 100
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -138,12 +135,6 @@ class Report(msgspec.Struct, frozen=True):
     def failed(self) -> int:
         """Calls that failed."""
         return sum(count for count, _ in self.errors.values())
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The nearest-rank percentile of values that are sorted and not empty; ``percent`` from 1 to 100."""
-    rank = -(-percent * len(ordered) // 100)  # rounded up; whole numbers, so no rounding error moves a rank
-    return ordered[rank - 1]
 
 
 def summarize(values: Iterable[float]) -> Summary:

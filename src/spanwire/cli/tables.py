@@ -9,10 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ..percentiles import P95_FROM, P99_FROM
 from ..timeline import weakest_source
 from .output import milliseconds, new_table, plural, print_table
 from .probe import Probe
-from .stats import P95_FROM, P99_FROM, Group, Report, Row, Summary
+from .stats import Group, Report, Row, Summary
 
 __all__ = ["print_probe", "print_transports"]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ..percentiles import P95_FROM, P99_FROM, percentile
 from ..timeline import SEGMENTS
 from .calls import SOURCES, Call
 
@@ -55,9 +56,6 @@ SLOWEST = 200
 SAMPLE = 60
 #: An answer that came within this time after its first content came at once, and has no speed, in seconds.
 _PACED_S = 0.01
-
-P95_FROM = 20
-P99_FROM = 100
 
 #: Metrics of a call. All in seconds but the last.
 TIMES = ("total", "first_content", "inter_token", "handshake", "tokens_per_s")
@@ -194,11 +192,6 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 # --- percentiles --------------------------------------------------------------------------------------------------------
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The nearest-rank percentile of values that are sorted and not empty; ``percent`` from 1 to 100."""
-    return ordered[-(-percent * len(ordered) // 100) - 1]  # rounded up in whole numbers: no rounding moves a rank
 
 
 def spread(values: Iterable[float]) -> Column:

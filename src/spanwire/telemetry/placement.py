@@ -12,22 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ..timeline import AttemptRecord, Source
+from ..timeline.sources import SEGMENT_OF
 from ..waterfall import rank
 
 __all__ = ["Placed", "place"]
 
-#: Segments of the parts that a transport marks on a connect; the rest of what it marks is the network's.
-_SEGMENT_OF = {
-    "encode": "client",
-    "local": "queue",
-    "dns": "handshake",
-    "tcp": "handshake",
-    "tls": "handshake",
-    "proxy": "handshake",
-    "upgrade": "handshake",
-    "connect": "handshake",
-    "shared": "handshake",
-}
 #: Not before the first content of a stream, or the first byte of another answer's body.
 _LATE = {True: frozenset({("model", "decode"), ("client", "waiting")}), False: frozenset({("network", "receive")})}
 #: Clocks that differ by less agree, in ns: intervals are rounded one by one.
@@ -102,10 +91,10 @@ def _measured(attempt: AttemptRecord) -> Iterator[_Interval]:
     if attempt.leased_ns and marks.parts and marks.parts[0][0] == "encode":
         yield attempt.leased_ns, marks.parts[0][1], ("client", "encode")
     for part, since, until in marks.parts:
-        yield since, until, (_SEGMENT_OF.get(part, "network"), part)
+        yield since, until, (SEGMENT_OF.get(part, "network"), part)
     open_part = marks.open_part
     if open_part is not None:
-        yield marks.begun_ns(open_part), end, (_SEGMENT_OF.get(open_part, "network"), open_part)
+        yield marks.begun_ns(open_part), end, (SEGMENT_OF.get(open_part, "network"), open_part)
     if marks.ended_ns:
         yield marks.last_byte_ns, marks.ended_ns, ("client", "decode")
         yield marks.ended_ns, end, ("client", "waiting")

@@ -6,23 +6,9 @@ from collections.abc import Iterable
 
 from .answer import explain
 from .marks import AttemptRecord
-from .sources import WEAKNESS, Piece, Source, weakest_source
+from .sources import SEGMENT_OF, WEAKNESS, Piece, Source, weakest_source
 
 __all__ = ["add_up", "attempt_pieces", "is_answered"]
-
-#: Which segment the parts belong to that transports mark; what is not here was found by the network.
-_SEGMENT_OF = {
-    "encode": "client",
-    "local": "queue",
-    "dns": "handshake",
-    "tcp": "handshake",
-    "tls": "handshake",
-    "proxy": "handshake",
-    "upgrade": "handshake",
-    "connect": "handshake",
-    "shared": "handshake",
-}
-
 
 #: Marked parts whose end nobody saw: ``backlog`` is what the kernel still had of a large request when all of it was written,
 #: by the rate at which it was leaving.
@@ -72,10 +58,10 @@ def _add_marked(pieces: list[Piece], attempt: AttemptRecord) -> None:
     """What the transport measured of the exchange itself."""
     marks = attempt.marks
     for part, begin, end in marks.parts:
-        pieces.append((_SEGMENT_OF.get(part, "network"), part, end - begin, _SOURCE_OF.get(part, "measured")))
+        pieces.append((SEGMENT_OF.get(part, "network"), part, end - begin, _SOURCE_OF.get(part, "measured")))
     open_part = marks.open_part
     if open_part is not None:  # such as an upload that was given up
-        segment = _SEGMENT_OF.get(open_part, "network")
+        segment = SEGMENT_OF.get(open_part, "network")
         pieces.append((segment, open_part, attempt.end_ns - marks.begun_ns(open_part), "measured"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["SEGMENTS", "Piece", "Source", "weakest_of", "weakest_source"]
+__all__ = ["SEGMENTS", "SEGMENT_OF", "Piece", "Source", "weakest_of", "weakest_source"]
 
 Source = Literal["measured", "reported", "estimated"]
 
@@ -12,6 +12,19 @@ Source = Literal["measured", "reported", "estimated"]
 SEGMENTS = ("queue", "handshake", "client", "network", "model", "unattributed")
 WEAKNESS: dict[str, int] = {"measured": 0, "reported": 1, "estimated": 2}
 _BY_WEAKNESS: tuple[Source, ...] = ("measured", "reported", "estimated")
+
+#: Which segment the parts belong to that transports mark; what is not here was found by the network.
+SEGMENT_OF = {
+    "encode": "client",
+    "local": "queue",
+    "dns": "handshake",
+    "tcp": "handshake",
+    "tls": "handshake",
+    "proxy": "handshake",
+    "upgrade": "handshake",
+    "connect": "handshake",
+    "shared": "handshake",
+}
 
 #: segment, part ("" = undivided), duration in ns, source
 Piece = tuple[str, str, int, Source]
