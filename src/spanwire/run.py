@@ -21,14 +21,13 @@ import msgspec
 
 from .admission import Slots, Ticket
 from .calls import Call, Chunk, Reply, ReplyBuilder
+from .closing import end_at_last_activity, hear_timing, reach, with_rtt
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import CallTimeout, ConfigurationError, ConnectionFailed, ServerError, SpanwireError
 from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
-from .timing.edge import is_edge
-from .timing.precedence import choose
 from .transport import Attempt, Dialect, Exchange, Head, Inbox, Item, Transport, TransportSpec
 from .watch import NEAR_S
 
@@ -678,36 +677,14 @@ class Run:
             except Exception:  # noqa: BLE001 - a transport's bug must not keep the slot, the lease and the span
                 _log.warning("a transport failed to leave its exchange", exc_info=True)
                 lease.release()
-        edge = self.exchange is not None and self._hear(self.exchange, record)
+        edge = self.exchange is not None and hear_timing(
+            self.state.manager.registry, self.endpoint, self.exchange.head, record
+        )
         if lease is not None:
             record.connection = _use(lease, record, edge=edge)
         ticket, self._ticket = self._ticket, None
         if ticket is not None and self._prepared.slots is not None:
             self._prepared.slots.release(ticket)
-
-    def _hear(self, exchange: Exchange, record: AttemptRecord) -> bool:
-        """Read what the server says of its own time. Returns whether it shows that a hop in between ends the connection."""
-        try:
-            head = exchange.head
-            headers = head.headers
-            if self.endpoint.server_timing != "off":
-                streamed = head.streamed
-                if streamed is None:  # an error, or a transport that does not tell
-                    content_type = headers.get("content-type")
-                    streamed = record.streamed if content_type is None else "event-stream" in content_type
-                late = head.late_events
-                readings = self.state.manager.registry.timing_readers.read(
-                    headers=headers,
-                    streamed=streamed,
-                    events=late if streamed else (),
-                    body=late[0] if late and not streamed else None,
-                    trailers=head.trailers,
-                )
-                record.reported = choose(readings, streamed=streamed)
-            return is_edge(headers)
-        except Exception:  # noqa: BLE001 - nothing that a server or a plugin says of its time may cost a call
-            _log.warning("the server's timing could not be read", exc_info=True)
-            return False
 
     def finish(self, outcome: Outcome, error: Exception | None) -> None:
         """Once, whatever happened. Never raises."""
@@ -726,7 +703,7 @@ class Run:
         else:
             record.end_ns = attempt.end_ns
         if outcome == "abandoned" and attempt is not None:
-            self._end_at_last_activity(record, attempt)
+            end_at_last_activity(record, attempt)
         self._error = error
         if isinstance(error, SpanwireError) and self._api_key and self._api_key in error.message:
             error.message = error.message.replace(self._api_key, "***")  # servers repeat the key that they refuse
@@ -765,23 +742,15 @@ class Run:
             if self.exchange is not None:
                 error.reply = self.reply()
 
-    @staticmethod
-    def _end_at_last_activity(record: CallRecord, attempt: AttemptRecord) -> None:
-        marks = attempt.marks
-        last_ns = max(marks.last_byte_ns, marks.ended_ns, marks.sent_ns, attempt.leased_ns, attempt.asked_ns)
-        attempt.end_ns = record.end_ns = max(last_ns, attempt.begin_ns)
-
 
 def _use(lease: Lease, record: AttemptRecord, *, edge: bool) -> ConnectionUse:
     """The connection of an attempt that has ended."""
-    rtt_ns = record.marks.rtt_ns
-    rtt_s = rtt_ns / 1e9 if rtt_ns else None
-    own = record.marks.use
-    scope = "edge" if edge and rtt_s is not None else None
+    rtt_ns, own = record.marks.rtt_ns, record.marks.use
     if own is not None:  # a client that pools by itself knows better
-        return msgspec.structs.replace(own, rtt_min_s=rtt_s, rtt_scope=scope) if rtt_s is not None else own
+        return with_rtt(own, rtt_ns, edge=edge)
     member, served = lease.member, lease.served
     reused = served in ("idle", "freed")
+    rtt_s, scope = reach(rtt_ns, edge=edge)
     return ConnectionUse(
         member.id,
         reused,

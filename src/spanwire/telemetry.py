@@ -19,14 +19,14 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 
-from .calls import Call, Usage
+from .calls import Usage
 from .endpoint import Endpoint
 from .errors import CallTimeout, ConfigurationError, ServerError, SpanwireError
 from .pool import Dial
@@ -36,7 +36,7 @@ from .transport import Head
 if TYPE_CHECKING:
     from opentelemetry import metrics
 
-__all__ = ["CallSpan", "Telemetry"]
+__all__ = ["Asked", "CallSpan", "Telemetry"]
 
 _log = logging.getLogger("spanwire.telemetry")
 
@@ -99,6 +99,22 @@ _SUPPRESS_KEY = "suppress_language_model_instrumentation"
 _Value = str | bool | int | float
 
 
+class Asked(Protocol):
+    """What spans and metrics tell of a request: a :class:`~spanwire.calls.Call`, or what was seen of another client's."""
+
+    @property
+    def operation(self) -> str:
+        """As in ``gen_ai.operation.name``."""
+
+    @property
+    def model(self) -> str:
+        """``""`` where it is not known."""
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The request's parameters; others than those that have an attribute are ignored."""
+
+
 class CallSpan:
     """The span of one call, and what its end needs."""
 
@@ -129,21 +145,22 @@ class _Labels:
     def __init__(self, endpoint: Endpoint, operation: str, model: str, *, streamed: bool) -> None:
         model = _text(model)
         server = _server(endpoint)
-        self.name = f"{operation} {model}"
+        self.name = f"{operation} {model}" if model else operation
         self.nested = server
+        asked: dict[str, _Value] = {"gen_ai.request.model": model} if model else {}
         self.genai: dict[str, _Value] = {
             **server,
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": _provider(endpoint.origin.host),
-            "gen_ai.request.model": model,
+            **asked,
         }
         self.attributes: dict[str, _Value] = {**self.genai, "gen_ai.request.stream": streamed}
-        self.first_content: dict[str, _Value] = {**server, "gen_ai.request.model": model}
+        self.first_content: dict[str, _Value] = {**server, **asked}
         self.fresh: dict[str, _Value] = {**server, "spanwire.connection.reused": False}
         self.reused: dict[str, _Value] = {**server, "spanwire.connection.reused": True}
 
 
-def _labels(endpoint: Endpoint, call: Call, *, streamed: bool) -> _Labels:
+def _labels(endpoint: Endpoint, call: Asked, *, streamed: bool) -> _Labels:
     known: dict[tuple[str, str, bool], _Labels] | None = endpoint.__dict__.get("_labels")
     if known is None:
         known = endpoint.__dict__["_labels"] = {}
@@ -199,6 +216,7 @@ class Telemetry:
         from opentelemetry import propagate
 
         self._inject = propagate.inject
+        self._extract = propagate.extract
         self._get_meter = metrics_api.get_meter
         self._tracer = trace.get_tracer("spanwire", _version(), tracer_provider)
         self._meter_provider = meter_provider
@@ -206,17 +224,23 @@ class Telemetry:
 
     def start(
         self,
-        call: Call,
+        call: Asked,
         endpoint: Endpoint,
         begin_ns: int,
         *,
         streamed: bool,
         connection: SpanContext | None = None,
+        carrier: Mapping[str, str] | None = None,
     ) -> CallSpan | None:
-        """Start the call's span as a child of what is current now, linked to its connection's. None if that failed."""
+        """Start the call's span as a child of what is current now, linked to its connection's. None if that failed.
+
+        ``carrier``: the request's own trace headers, names in lower case. They name the parent where no span is current.
+        """
         try:
             anchor_ns = time.time_ns() - time.perf_counter_ns()
             context = otel_context.get_current()
+            if carrier and not trace.get_current_span(context).get_span_context().is_valid:
+                context = self._extract(carrier, context)
             outer = _active_genai_span(context)
             labels = _labels(endpoint, call, streamed=streamed)
             if outer is None:
@@ -297,7 +321,7 @@ class Telemetry:
         call_span: CallSpan | None,
         timeline: Timeline,
         record: CallRecord,
-        call: Call,
+        call: Asked,
         endpoint: Endpoint,
         head: Head | None,
         usage: Usage | None,
