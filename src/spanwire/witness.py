@@ -197,11 +197,14 @@ class Witness:
             witness._call_span = witness._telemetry.start(
                 witness._asked, endpoint, begin_ns, streamed=streamed, carrier=carrier
             )
-        attempt = witness._attempt
-        attempt.asked_ns = attempt.leased_ns = time.perf_counter_ns()
+        witness.handed_over(time.perf_counter_ns())
         return witness
 
     # --- the request ------------------------------------------------------------------------------------------------
+
+    def handed_over(self, at_ns: int) -> None:
+        """The client is given the request now: what came before was preparation."""
+        self._attempt.asked_ns = self._attempt.leased_ns = at_ns
 
     def headers(self, present: Container[str] = ()) -> Mapping[str, str]:
         """Headers that carry the trace to the server, names in lower case.

@@ -19,7 +19,7 @@ STREAM: dict[str, float] = {
     "last_byte": 340,
     "ended": 340,
 }
-WHOLE = {name: 340.0 for name in STREAM} | {"sent": 0.0, "first_content": 0.0}
+WHOLE = dict.fromkeys(STREAM, 340.0) | {"sent": 0.0, "first_content": 0.0}
 
 
 def reported(**ms: Any) -> Reported:

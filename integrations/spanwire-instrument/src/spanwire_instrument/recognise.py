@@ -97,9 +97,13 @@ class Rules(msgspec.Struct, frozen=True):
             raise ConfigurationError("Rules(paths=...) must be a mapping of path endings to operations")
         for path, operation in paths.items():
             if not isinstance(path, str) or path[:1] not in ("/", ":") or len(path) < 2:
-                raise ConfigurationError(f"Rules(paths=...): {path!r:.60} must begin with / or :, such as '/v2/generate'")
+                raise ConfigurationError(
+                    f"Rules(paths=...): {path!r:.60} must begin with / or :, such as '/v2/generate'"
+                )
             if not isinstance(operation, str) or not operation:
-                raise ConfigurationError(f"Rules(paths=...): the operation of {path!r:.60} must be text, such as 'chat'")
+                raise ConfigurationError(
+                    f"Rules(paths=...): the operation of {path!r:.60} must be text, such as 'chat'"
+                )
 
     def takes_host(self, host: str) -> bool:
         """Whether requests to this host are looked at."""
@@ -232,7 +236,7 @@ def recognise(
 
 def _is_there(value: msgspec.Raw) -> bool:
     view = memoryview(value)  # no copy of a long prompt
-    return view.nbytes > 0 and view != b"null"
+    return view.nbytes > 4 or (view.nbytes > 0 and view.tobytes() != b"null")
 
 
 def _model_in(path: str) -> str:
