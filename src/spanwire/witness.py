@@ -42,17 +42,17 @@ from .timeline import AttemptRecord, CallRecord, Marks, Outcome, Timeline
 from .transport import Head
 from .wire.along import Along
 
-__all__ = ["Witness"]
+__all__ = ["PAUSE_NS", "TRACE_HEADERS", "Witness"]
 
 _log = logging.getLogger("spanwire.witness")
 
 #: A read that took less had its data there already, in ns: some parsing, and no wait. Measured: h11 takes 100 to 250 us.
 _WAS_THERE_NS = 300_000
 #: Only pauses of the consumer above this are counted as its own, in ns.
-_PAUSE_NS = 1_000_000
+PAUSE_NS = 1_000_000
 _NO_HEADERS: Mapping[str, str] = {}
 #: Headers that say which trace a request belongs to: W3C, and what other propagators of OpenTelemetry write.
-_TRACE_HEADERS = frozenset({"traceparent", "b3", "x-b3-traceid", "uber-trace-id", "x-amzn-trace-id"})
+TRACE_HEADERS = frozenset({"traceparent", "b3", "x-b3-traceid", "uber-trace-id", "x-amzn-trace-id"})
 
 
 class _Asked(NamedTuple):
@@ -192,7 +192,7 @@ class Witness:
             _sweep_at_exit()
         if witness._telemetry is not None:
             carrier = None
-            if request_headers is not None and not _TRACE_HEADERS.isdisjoint(request_headers):
+            if request_headers is not None and not TRACE_HEADERS.isdisjoint(request_headers):
                 carrier = request_headers
             witness._call_span = witness._telemetry.start(
                 witness._asked, endpoint, begin_ns, streamed=streamed, carrier=carrier
@@ -214,7 +214,7 @@ class Witness:
         """
         if self._telemetry is None or self._call_span is None:
             return _NO_HEADERS
-        if any(name in present for name in _TRACE_HEADERS):
+        if any(name in present for name in TRACE_HEADERS):
             return _NO_HEADERS
         found = self._telemetry.headers(self._call_span)
         return {name: value for name, value in found.items() if name not in present}
@@ -270,11 +270,17 @@ class Witness:
         if asked_ns and self._fed_ns:
             pause_ns = asked_ns - self._fed_ns
             self.waited_ns += pause_ns
-            # It has waited for the consumer only if it was there by then.
-            if pause_ns >= _PAUSE_NS and at_ns - asked_ns < _WAS_THERE_NS and along.first_content_ns:
-                self.marks.paused_ns += pause_ns
+            if pause_ns >= PAUSE_NS:
+                self.paused(pause_ns, at_ns - asked_ns)
         self._fed_ns = at_ns
         along.feed(data, at_ns)
+
+    def paused(self, pause_ns: int, read_ns: int) -> None:
+        """The consumer took ``pause_ns``, at least ``PAUSE_NS``, until it asked for the next piece, which then took
+        ``read_ns``. For callers of ``along.feed()``, which is :meth:`feed` without keeping these times."""
+        # The answer has waited for the consumer only if its next piece was there by then.
+        if read_ns < _WAS_THERE_NS and self.along is not None and self.along.first_content_ns:
+            self.marks.paused_ns += pause_ns
 
     @property
     def done(self) -> bool:

@@ -45,6 +45,9 @@ _TYPED = (b"response.co", b"response.in", b"response.fa", b'"message_', b"[DONE]
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
 #: Content in an array that is not split into its elements yet.
 _CONTENT = re.compile(rb'"(?:text|functionCall|inlineData|executableCode)"\s*:\s*(?:"[^"]|\{)')
+#: The last bytes of an event of chat completions that say that there is no finish reason yet, ``"finish_reason":null}]}``
+#: with what stands behind it. An event that ends like one that was looked into has none either: one comparison, no search.
+_ENDING = 40
 _TAIL = 64  # longer than what `_CONTENT` matches, blanks aside
 
 _decode = msgspec.json.Decoder().decode
@@ -102,6 +105,7 @@ class Along:
     __slots__ = (
         "_at_ns",
         "_by_lines",
+        "_ending",
         "_late",
         "_marks",
         "_max_bytes",
@@ -151,6 +155,7 @@ class Along:
         self._size = 0
         self._late = False
         self._marks: tuple[bytes, ...] = ()  # what an event after the first content is searched for
+        self._ending = b""
         self._quiet = False  # past the first content, nothing late has come, and the parser stands between two events
         self._by_lines = "ndjson" in content_type or "jsonl" in content_type
         self._over = False
@@ -179,12 +184,18 @@ class Along:
             return  # what comes after the terminal event belongs to nobody
         self.last_byte_ns = at_ns
         if self._quiet and data[-2:] == b"\n\n":  # whole events: the parser would stand where it stands
+            if data[-_ENDING:] == self._ending:  # as the one before, and so no finish reason
+                self.last_chunk_ns = at_ns
+                return
             for mark in self._marks:
                 if mark in data:
                     break
             else:
                 if data[:5] == b"data:" or b"\ndata:" in data:
                     self.last_chunk_ns = at_ns
+                    ending = data[-_ENDING:]
+                    if b'finish_reason":' in ending:
+                        self._ending = ending
                 return
         self._at_ns = at_ns
         try:

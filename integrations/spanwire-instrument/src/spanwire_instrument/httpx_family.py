@@ -25,10 +25,11 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from spanwire.bridges.httpcore import new_connection_id, shut_down
+from spanwire.witness import PAUSE_NS
 
 from .drain import DRAIN_BYTES, DRAIN_S, WAIT_S, DrainBook
 from .recognise import recognise
-from .watched import Settings, Watched, headers_of
+from .watched import TRACE_HEADERS, Settings, Watched, headers_of
 
 __all__ = ["Family", "make"]
 
@@ -102,27 +103,27 @@ class _Common:
         if asked is None:
             return None
         raw = request.headers.raw
-        headers = headers_of(raw)
-        host = url.raw_host.decode("ascii")
+        names = {name.lower() for name, _ in raw}
         watched = Watched(
             asked,
             scheme=url.scheme,
-            host=host,
+            host=url.raw_host.decode("ascii"),
             port=url.port,
             engine=hx.__name__,
             id=self.id,
             settings=self.settings,
-            headers=headers,
+            headers=None if TRACE_HEADERS.isdisjoint(names) else headers_of(raw),
         )
         try:
-            added = watched.witness.headers(headers)
-            sent = hx.Request(
-                request.method,
-                url,
-                headers=[*raw, *((name.encode(), value.encode()) for name, value in added.items())],
-                stream=request.stream,
-                extensions=watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous),
-            )
+            # A twin of it, since the user's own is what the response shows. By its attributes: making one anew would
+            # leave out what others have put there, and costs more than all of this.
+            sent = object.__new__(type(request))
+            vars(sent).update(vars(request))
+            sent.extensions = watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous)
+            added = watched.witness.headers() if TRACE_HEADERS.isdisjoint(names) else {}
+            more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
+            if more:
+                sent.headers = hx.Headers([*raw, *more])
         except BaseException as error:
             watched.failed(error)
             raise
@@ -135,7 +136,7 @@ class _Common:
             return True
         now_ns = time.perf_counter_ns()
         content = getattr(response, "_content", b"")
-        watched.feed(content, now_ns, 0)
+        watched.along.feed(content, now_ns)
         watched.over()
         return False
 
@@ -353,6 +354,15 @@ class _TaskDrains:
                 self._running.pop(task, None)
 
 
+def _is_cancelled() -> bool:
+    """The task that closes a stream does so because it is being cancelled."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # another kind of loop
+        return False
+    return task is not None and task.cancelling() > 0
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
@@ -380,11 +390,10 @@ def _make(hx: ModuleType) -> Family:
             source = self._source
             if source is None:
                 source = self._source = iter(self._inner)
-            witness = watched.witness
+            witness, along = watched.witness, watched.along
+            feed = along.feed
+            fed_ns = asked_ns = clock()
             while True:
-                asked_ns = clock()
-                if not watched.stopped and witness.done:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
                 try:
                     data = next(source)
                 except StopIteration:
@@ -392,8 +401,16 @@ def _make(hx: ModuleType) -> Family:
                 except BaseException as error:
                     watched.failed(error)
                     raise
-                watched.feed(data, clock(), asked_ns)
+                at_ns = clock()
+                if asked_ns - fed_ns >= PAUSE_NS:
+                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                feed(data, at_ns)
+                fed_ns = at_ns
                 yield data
+                asked_ns = clock()
+                witness.waited_ns += asked_ns - fed_ns
+                if along.done_ns and not watched.stopped:
+                    watched.end("completed")  # who comes back after the terminal event waits for the connection
             self._ended = True
             watched.over()
 
@@ -404,7 +421,7 @@ def _make(hx: ModuleType) -> Family:
                 return
             self._closed = True
             drain = not self._ended and source is not None and watched.worth_draining
-            watched.closed()
+            watched.end("closed_by_caller")
             if drain and source is not None:
                 self._source = None
                 self._drains.drain(watched, source, self._inner.close)
@@ -431,11 +448,10 @@ def _make(hx: ModuleType) -> Family:
             source = self._source
             if source is None:
                 source = self._source = aiter(self._inner)
-            witness = watched.witness
+            witness, along = watched.witness, watched.along
+            feed = along.feed
+            fed_ns = asked_ns = clock()
             while True:
-                asked_ns = clock()
-                if not watched.stopped and witness.done:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
                 try:
                     data = await anext(source)
                 except StopAsyncIteration:
@@ -443,8 +459,16 @@ def _make(hx: ModuleType) -> Family:
                 except BaseException as error:
                     watched.failed(error)
                     raise
-                watched.feed(data, clock(), asked_ns)
+                at_ns = clock()
+                if asked_ns - fed_ns >= PAUSE_NS:
+                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                feed(data, at_ns)
+                fed_ns = at_ns
                 yield data
+                asked_ns = clock()
+                witness.waited_ns += asked_ns - fed_ns
+                if along.done_ns and not watched.stopped:
+                    watched.end("completed")  # who comes back after the terminal event waits for the connection
             self._ended = True
             watched.over()
 
@@ -455,7 +479,7 @@ def _make(hx: ModuleType) -> Family:
                 return
             self._closed = True
             drain = not self._ended and source is not None and watched.worth_draining
-            watched.closed()
+            watched.end("cancelled" if _is_cancelled() else "closed_by_caller")
             if drain and source is not None:
                 self._source = None
                 await self._drains.drain(watched, source, self._inner.aclose)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import time
@@ -15,14 +14,18 @@ from spanwire.bridges.httpcore import TraceBridge
 from spanwire.endpoint import Endpoint
 from spanwire.manager import ConnectionManager
 from spanwire.timeline import Outcome
+from spanwire.wire.along import Along
+from spanwire.witness import TRACE_HEADERS as _TRACE_HEADERS
 from spanwire.witness import Witness
 
 from .recognise import DEFAULT_RULES, Recognised, Rules
 
-__all__ = ["Settings", "Tail", "Watched", "endpoint_of", "headers_of"]
+__all__ = ["TRACE_HEADERS", "Settings", "Tail", "Watched", "endpoint_of", "headers_of"]
 
 _log = logging.getLogger("spanwire.instrument")
 
+#: Headers by which a request belongs to a trace already.
+TRACE_HEADERS = frozenset(name.encode() for name in _TRACE_HEADERS)
 #: How a body ends whose length was not known: RFC 9112 section 7.1. Before it stands the end of the last chunk.
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -73,7 +76,7 @@ class Watched:
         stopped: the call is over, and its books are closed.
     """
 
-    __slots__ = ("_bytes_left", "_framed", "_tails", "bridge", "drains", "http11", "origin", "stopped", "witness")
+    __slots__ = ("_framed", "_length", "_tails", "bridge", "drains", "http11", "origin", "stopped", "witness")
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Watched:
         engine: str,
         id: str,
         settings: Settings,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None,
     ) -> None:
         manager = settings.manager
         more: dict[str, Any] = {}
@@ -96,7 +99,7 @@ class Watched:
         self.drains = settings.drain
         self.stopped = False
         self._framed = False
-        self._bytes_left: int | None = None
+        self._length: int | None = None
         self.witness = Witness.begin(
             endpoint_of(scheme, host, port),
             operation=asked.operation,
@@ -130,19 +133,18 @@ class Watched:
             self.http11 = version == b"HTTP/1.1"
             length = headers.get("content-length", "")
             if length.isdigit():
-                self._bytes_left = int(length)
+                self._length = int(length)
             closes = "close" in headers.get("connection", "").lower()
-            self._framed = not closes and ("transfer-encoding" in headers or self._bytes_left is not None)
+            self._framed = not closes and ("transfer-encoding" in headers or self._length is not None)
             if not self.http11:
                 self._tails.let_go()
         except Exception:  # noqa: BLE001 - see the class
             _log.warning("an answer cannot be watched", exc_info=True)
 
-    def feed(self, data: bytes, at_ns: int, asked_ns: int) -> None:
-        """A piece of the body."""
-        if self._bytes_left is not None:
-            self._bytes_left -= len(data)
-        self.witness.feed(data, at_ns, asked_ns)
+    @property
+    def along(self) -> Along:
+        """What reads along; of an answer that could not be begun, nothing that anybody looks at."""
+        return self.witness.along or Along()
 
     @property
     def worth_draining(self) -> bool:
@@ -152,8 +154,9 @@ class Watched:
     @property
     def end_is_here(self) -> bool:
         """The end of the message was read from the connection already: finding it waits for nobody."""
-        if self._bytes_left is not None:
-            return self._bytes_left <= 0
+        if self._length is not None:
+            along = self.witness.along
+            return along is not None and along.bytes >= self._length
         tail = self._tails.tail
         return tail is not None and tail.has_end
 
@@ -177,10 +180,6 @@ class Watched:
             self.end("timeout" if names & {"TimeoutException", "TimeoutError"} else "error", error)
         else:
             self.end("cancelled")
-
-    def closed(self) -> None:
-        """The user closes the answer: at its end, or before."""
-        self.end("cancelled" if _is_cancelled() else "closed_by_caller")
 
     def abandon(self) -> None:
         """The user's handle was dropped. See :meth:`Witness.abandon`."""
@@ -231,14 +230,6 @@ class _Tails:
         tail, self.tail = self.tail, None
         if tail is not None:
             tail.let_go()
-
-
-def _is_cancelled() -> bool:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop: a synchronous client
-        return False
-    return task is not None and task.cancelling() > 0
 
 
 class Overdue(Exception):
