@@ -40,6 +40,20 @@ _PARTS = {
     "setup_socks5_connection": "proxy",
     "send_connection_init": "upgrade",
 }
+#: Events that mark nothing.
+_DULL = frozenset(
+    f"{prefix}.{event}"
+    for prefix in ("http11", "http2")
+    for event in (
+        "send_request_headers.complete",
+        "send_request_body.started",
+        "receive_response_headers.started",
+        "receive_response_body.started",
+        "receive_response_body.complete",
+        "response_closed.started",
+        "response_closed.complete",
+    )
+)
 _CONNECTS = frozenset({"connect_tcp", "connect_unix_socket"})
 _PROTOCOLS = {"http11": "http/1.1", "http2": "h2"}
 
@@ -163,6 +177,8 @@ class TraceBridge:
         return merged
 
     def _traced(self, name: str, info: Mapping[str, Any]) -> None:
+        if name in _DULL and self._on_event is None and not self.waiting:
+            return
         at_ns = time.perf_counter_ns()
         self.event(name, info, at_ns)
         stream = None

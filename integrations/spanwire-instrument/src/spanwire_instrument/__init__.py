@@ -1,0 +1,40 @@
+"""Tracing and connection re-use under existing clients of models.
+
+::
+
+    import openai
+    from spanwire_instrument import httpx2_client
+
+    client = openai.OpenAI(http_client=httpx2_client())
+
+Every call to a model then has a span and a timeline whose segments add up, and streams give their connection back. What
+answers look like, and what they raise, stays the library's. See :mod:`.clients`.
+"""
+
+from __future__ import annotations
+
+from .clients import (
+    chat_openai,
+    httpx2_async_client,
+    httpx2_async_transport,
+    httpx2_client,
+    httpx2_transport,
+    httpx_async_client,
+    httpx_async_transport,
+    httpx_client,
+    httpx_transport,
+)
+from .recognise import Rules
+
+__all__ = [
+    "Rules",
+    "chat_openai",
+    "httpx2_async_client",
+    "httpx2_async_transport",
+    "httpx2_client",
+    "httpx2_transport",
+    "httpx_async_client",
+    "httpx_async_transport",
+    "httpx_client",
+    "httpx_transport",
+]
