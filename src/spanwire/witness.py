@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -42,7 +43,7 @@ from .timeline import AttemptRecord, CallRecord, Marks, Outcome, Timeline
 from .transport import Head
 from .wire.along import Along
 
-__all__ = ["PAUSE_NS", "TRACE_HEADERS", "Witness"]
+__all__ = ["PAUSE_NS", "TRACE_HEADERS", "Witness", "watching"]
 
 _log = logging.getLogger("spanwire.witness")
 
@@ -53,6 +54,10 @@ PAUSE_NS = 1_000_000
 _NO_HEADERS: Mapping[str, str] = {}
 #: Headers that say which trace a request belongs to: W3C, and what other propagators of OpenTelemetry write.
 TRACE_HEADERS = frozenset({"traceparent", "b3", "x-b3-traceid", "uber-trace-id", "x-amzn-trace-id"})
+
+
+#: The call whose request is being sent in this context: who watches the libraries below must not count it again.
+watching: ContextVar[Witness | None] = ContextVar("spanwire_watching", default=None)
 
 
 class _Asked(NamedTuple):
@@ -223,17 +228,21 @@ class Witness:
     def current(self) -> Iterator[None]:
         """Make the call's span the current one, for what the client's own instrumentation does while it sends.
 
-        Only around what begins and ends in one place: never across a ``yield`` to the user.
+        Only around what begins and ends in one place: never across a ``yield`` to the user. :data:`watching` is set, too.
         """
         call_span = self._call_span
-        if call_span is None or not call_span.span.get_span_context().is_valid:
-            yield
-            return
-        token = otel_context.attach(call_span.context)
+        mine = watching.set(self)
         try:
-            yield
+            if call_span is None or not call_span.span.get_span_context().is_valid:
+                yield
+                return
+            token = otel_context.attach(call_span.context)
+            try:
+                yield
+            finally:
+                otel_context.detach(token)
         finally:
-            otel_context.detach(token)
+            watching.reset(mine)
 
     # --- the answer -------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,15 @@
 
     client = openai.OpenAI(http_client=httpx2_client())
 
+or, for all clients in the process, ``spanwire_instrument.instrument()``: see :mod:`.instrumentor`.
+
 Every call to a model then has a span and a timeline whose segments add up, and streams give their connection back. What
 answers look like, and what they raise, stays the library's. See :mod:`.clients`.
 """
 
 from __future__ import annotations
 
+from .aiohttp_family import trace_aiohttp
 from .clients import (
     chat_openai,
     httpx2_async_client,
@@ -24,10 +27,12 @@ from .clients import (
     httpx_client,
     httpx_transport,
 )
+from .instrumentor import SpanwireInstrumentor, instrument, is_instrumented, uninstrument
 from .recognise import Rules
 
 __all__ = [
     "Rules",
+    "SpanwireInstrumentor",
     "chat_openai",
     "httpx2_async_client",
     "httpx2_async_transport",
@@ -37,4 +42,8 @@ __all__ = [
     "httpx_async_transport",
     "httpx_client",
     "httpx_transport",
+    "instrument",
+    "is_instrumented",
+    "trace_aiohttp",
+    "uninstrument",
 ]
