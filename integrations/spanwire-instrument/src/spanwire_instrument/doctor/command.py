@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def doctor(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND...", help="The program, as you run it.", show_default=False),
+        typer.Argument(metavar="COMMAND", help="The program, as you run it.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     output: Annotated[

@@ -185,7 +185,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def sites(self) -> Iterator[Site]:
         """All that there are."""
         for some in (self.calls, self.clients, self.contexts, self.roots, self.lookups):
-            for one in some:  # type: ignore[attr-defined]
+            for one in some:
                 if one.site is not None:
                     yield one.site
         yield from (site for site in self.unfinished if site is not None)

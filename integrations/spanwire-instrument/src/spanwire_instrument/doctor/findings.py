@@ -6,11 +6,12 @@ happened as such, such as a retry, is said however few there were. A finding nev
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from spanwire.report.findings import count, duration, percent
 
 from .facts import Call, Client, Context, Run, Site
 from .lines import Construction, construction, shown, with_statement
+from .reuse import EXPIRES_S, Cold, Why, avoidable
 
 __all__ = ["ENOUGH", "Finding", "Where", "enough", "findings", "split"]
 
@@ -35,6 +37,8 @@ _HANDSHAKE = 0.1
 _HANDSHAKE_S = 0.001
 #: What waits for a connection may take of all time.
 _POOL = 0.05
+#: Below that for each call, neither these waits nor those below are noticed by anybody, in seconds.
+_NOTICED_S = 0.01
 #: What looks-up may take of the time to the first content; a cached one takes less than a millisecond.
 _LOOKUP_S = 0.001
 #: CPU time for each token, in seconds. A core then carries 20 streams of 50 tokens a second and nothing else.
@@ -47,12 +51,17 @@ _WAITING = 0.05
 _SERVER = 0.8
 #: Its queue, likewise, from which on it is what to look at.
 _SERVER_QUEUE = 0.3
-#: A connection that has been idle for so long is closed, in seconds: httpx's own default, and aiohttp's.
-_EXPIRES_S = {"httpx": 5.0, "httpx2": 5.0, "aiohttp": 15.0}
-
 #: SDKs whose clients take ``http_client``; and the models that take two, for which there is a helper.
 _SDKS = ("openai", "anthropic")
 _CHAT_OPENAI = ("ChatOpenAI", "AzureChatOpenAI")
+
+#: Why one client loses connections, and the kind of finding that it is.
+_LOST: Mapping[Why, str] = {
+    "stream": "stream_drops_connection",
+    "idle": "idle_connections_expire",
+    "left": "left_early",
+    "closed": "closed_by_server",
+}
 
 Severity = Literal["high", "medium", "note"]
 _ORDER: Mapping[str, int] = {"high": 0, "medium": 1, "note": 2}
@@ -132,55 +141,6 @@ def _whole(run: Run) -> list[Call]:
     return [call for call in run.calls if call.outcome == "completed"]
 
 
-# ------------------------------------------------------------------------------------------------- connections, one by one
-
-
-class _Cold(msgspec.Struct, frozen=True):
-    """A call that opened a connection although one could have been there. ``before``: the call that had one last."""
-
-    call: Call
-    before: Call
-    why: Literal["client", "idle", "stream", "left", "closed"]
-
-
-def _avoidable(calls: Iterable[Call]) -> list[_Cold]:
-    """Calls on new connections, without those that a perfect client opens: as many as calls that run at once."""
-    groups: dict[tuple[int, str], list[Call]] = defaultdict(list)
-    for call in sorted(calls, key=lambda call: call.begin_s):
-        if call.process and call.reused is not None:
-            groups[call.process, call.endpoint].append(call)
-    found: list[_Cold] = []
-    for group in groups.values():
-        needed = 0
-        for at, call in enumerate(group):
-            if call.reused:
-                continue
-            earlier = group[:at]
-            ended = [one for one in earlier if one.end_s <= call.begin_s]
-            if needed > at - len(ended) and ended:
-                before = max(ended, key=lambda one: one.end_s)
-                found.append(_Cold(call, before, _why(call, before, earlier)))
-            else:
-                needed += 1
-    return found
-
-
-def _why(call: Call, before: Call, earlier: Sequence[Call]) -> Literal["client", "idle", "stream", "left", "closed"]:
-    if call.client:
-        same = [one for one in earlier if one.client == call.client and one.end_s <= call.begin_s]
-        if not same:
-            return "client"
-        before = max(same, key=lambda one: one.end_s)
-    expires_s = _EXPIRES_S.get(call.transport)
-    if before.outcome != "completed":
-        return "left"
-    if expires_s is not None and call.begin_s - before.end_s >= expires_s:
-        return "idle"
-    if before.streamed and before.protocol in ("", "http/1.1"):
-        return "stream"
-    return "closed"
-
-
 # ---------------------------------------------------------------------------------------------------------------- findings
 
 
@@ -189,7 +149,7 @@ class _Maker:
         self.run = run
         self.code = code
         self.whole = _whole(run)
-        self.cold = _avoidable(run.calls)
+        self.cold = avoidable(run.calls)
         self.clients: dict[tuple[int, int], Client] = {
             (client.process, client.number): client for client in run.clients
         }
@@ -225,7 +185,7 @@ class _Maker:
 
     def remade(self) -> Iterator[Finding]:
         """Clients that are made again and again in one place, and whose calls open connections therefore."""
-        by_site: dict[tuple[str, int], list[_Cold]] = defaultdict(list)
+        by_site: dict[tuple[str, int], list[Cold]] = defaultdict(list)
         for cold in self.cold:
             client = self.clients.get((cold.call.process, cold.call.client))
             if cold.why == "client" and client is not None and client.site is not None:
@@ -243,8 +203,10 @@ class _Maker:
             used = {(client.process, client.number) for client in clients}
             calls = [call for call in self.run.calls if (call.process, call.client) in used]
             evidence = [
-                f"{count(objects, 'client')} for {count(len(calls), 'call')}, and "
-                f"{count(sum(call.reused is False for call in calls), 'connection')}.",
+                (
+                    f"{count(objects, 'client')} for {count(len(calls), 'call')}, and "
+                    f"{count(sum(call.reused is False for call in calls), 'connection')}."
+                ),
                 *_saved(colds),
                 *self._contexts_cost(contexts.get(place, []), place),
             ]
@@ -309,12 +271,12 @@ class _Maker:
         """Connections that one and the same client lost between its calls."""
         if not self.many_avoidable():
             return
-        for why in ("stream", "idle", "left", "closed"):
+        for why in _LOST:
             colds = [cold for cold in self.cold if cold.why == why]
             if len(colds) >= max(2, _AVOIDABLE * len(self.run.calls)):
                 yield self._dropped(why, colds)
 
-    def _dropped(self, why: str, colds: list[_Cold]) -> Finding:
+    def _dropped(self, why: Why, colds: list[Cold]) -> Finding:
         calls = len(self.run.calls)
         number = f"{count(len(colds), 'connection')} of {calls:,} calls"
         client = self._client_of(colds)
@@ -341,7 +303,7 @@ class _Maker:
             keep_s = math.ceil(max(gaps_s) / 30) * 30
             evidence.append(
                 f"{duration(statistics.median(gaps_s))} lay between two calls at the median; {library} keeps idle "
-                f"connections for {_EXPIRES_S[library]:.0f} s."
+                f"connections for {EXPIRES_S[library]:.0f} s."
             )
             change = f"Keep them for longer than that (if the server does: ask for {keep_s} s)."
             if library == "aiohttp":
@@ -361,9 +323,7 @@ class _Maker:
             site = None
         evidence += _saved(colds)
         return Finding(
-            kind={"stream": "stream_drops_connection", "idle": "idle_connections_expire"}.get(
-                why, {"left": "left_early", "closed": "closed_by_server"}.get(why, why)
-            ),
+            kind=_LOST[why],
             severity=severity,
             title=title,
             evidence=tuple(evidence),
@@ -386,7 +346,7 @@ class _Maker:
         found = None if site.made or site.library else self._construction(site, client.cls)
         return ("", "") if found is None else (found.now, found.made_by(f"spanwire_instrument.{helper}"))
 
-    def _client_of(self, colds: Iterable[_Cold]) -> Client | None:
+    def _client_of(self, colds: Iterable[Cold]) -> Client | None:
         numbers = Counter((cold.call.process, cold.call.client) for cold in colds)
         for key, _ in numbers.most_common():
             if key in self.clients:
@@ -394,7 +354,7 @@ class _Maker:
         return None
 
     @staticmethod
-    def _handshake_s(colds: Sequence[_Cold]) -> float:
+    def _handshake_s(colds: Sequence[Cold]) -> float:
         return statistics.median(cold.call.segment_s("handshake") for cold in colds) if colds else 0.0
 
     def handshakes(self) -> Iterator[Finding]:
@@ -413,8 +373,10 @@ class _Maker:
             severity="medium",
             title=f"Handshakes are {percent(spent_s / first_s)} of the {name} time to the first content",
             evidence=(
-                f"{duration(spent_s / len(slow))} of {duration(first_s / len(slow))} in {which}; "
-                f"{cold:,} of {count(len(calls), 'call')} opened a connection.",
+                (
+                    f"{duration(spent_s / len(slow))} of {duration(first_s / len(slow))} in {which}; "
+                    f"{cold:,} of {count(len(calls), 'call')} opened a connection."
+                ),
             ),
             where=self._sites(slow),
             change="Open the connection before it is needed: a small request when the program starts.",
@@ -448,7 +410,7 @@ class _Maker:
         total_s = sum(call.total_s for call in self.whole)
         waits = [call for call in self.whole if call.segment_s("queue", "local") > 0]
         wait_s = sum(call.segment_s("queue", "local") for call in waits)
-        if not total_s or wait_s < _POOL * total_s:
+        if not total_s or wait_s < max(_POOL * total_s, _NOTICED_S * len(waits)):
             return
         peak = _peak(self.run.calls)
         client = self.clients.get((waits[0].process, waits[0].client))
@@ -464,8 +426,10 @@ class _Maker:
             severity="high",
             title="Calls wait for a connection on this side",
             evidence=(
-                f"{percent(wait_s / total_s)} of the time: {count(len(waits), 'call')} waited, the longest "
-                f"{duration(longest_s)}.",
+                (
+                    f"{percent(wait_s / total_s)} of the time: {count(len(waits), 'call')} waited, the longest "
+                    f"{duration(longest_s)}."
+                ),
                 f"Up to {count(peak, 'call')} ran at once.",
             ),
             where=(_where(site),) if site is not None else self._sites(waits),
@@ -498,7 +462,7 @@ class _Maker:
         for calls in groups.values():
             again = sum(
                 1
-                for before, after in zip(calls, calls[1:], strict=False)
+                for before, after in itertools.pairwise(calls)
                 if before.error
                 and after.begin_s >= before.end_s
                 and (after.endpoint, after.model) == (before.endpoint, before.model)
@@ -516,7 +480,7 @@ class _Maker:
         errors = Counter(call.error for calls, _ in some for call in calls if call.error)
         lost_s = 0.0
         for calls, _ in some:
-            for before, after in zip(calls, calls[1:], strict=False):
+            for before, after in itertools.pairwise(calls):
                 if before.error:
                     lost_s += max(0.0, after.begin_s - before.begin_s)
         client = self.clients.get((some[0][0][0].process, some[0][0][0].client))
@@ -556,8 +520,10 @@ class _Maker:
                 severity="medium",
                 title="Streams are dropped without being closed",
                 evidence=(
-                    f"{len(calls):,} of {count(len(self.run.calls), 'call')}: until the garbage collector comes, the "
-                    "server goes on, and the connection is taken.",
+                    (
+                        f"{len(calls):,} of {count(len(self.run.calls), 'call')}: until the garbage collector comes, the "
+                        "server goes on, and the connection is taken."
+                    ),
                 ),
                 where=() if site is None else (_where(site),),
                 change="Close it on every way out.",
@@ -604,8 +570,10 @@ class _Maker:
             severity="medium",
             title=f"{duration(median_s)} of CPU time for each token",
             evidence=(
-                f"The process as a whole, at the median of {count(len(spent), 'stream')} during which no other call ran: "
-                f"a core is full at {1 / median_s:,.0f} tokens a second.",
+                (
+                    f"The process as a whole, at the median of {count(len(spent), 'stream')} during which no other call ran: "
+                    f"a core is full at {1 / median_s:,.0f} tokens a second."
+                ),
             ),
             where=self._sites(self.whole),
             change="Do less for each token: gather some before you show, parse or store them. A profiler says where.",
@@ -616,15 +584,17 @@ class _Maker:
         total_s = sum(call.total_s for call in self.whole)
         waited = [call for call in self.whole if call.segment_s("client", "waiting") > 0]
         wait_s = sum(call.segment_s("client", "waiting") for call in waited)
-        if not total_s or wait_s < _WAITING * total_s:
+        if not total_s or wait_s < max(_WAITING * total_s, _NOTICED_S * len(waited)):
             return
         yield Finding(
             kind="slow_consumer",
             severity="medium",
             title="Answers wait for the program",
             evidence=(
-                f"{percent(wait_s / total_s)} of the time the next piece was there and nobody fetched it "
-                f"({count(len(waited), 'call')}).",
+                (
+                    f"{percent(wait_s / total_s)} of the time the next piece was there and nobody fetched it "
+                    f"({count(len(waited), 'call')})."
+                ),
             ),
             where=self._sites(waited),
             change="What is done for each piece takes longer than the piece: do it after the stream, or in another thread.",
@@ -682,8 +652,11 @@ def _host(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].lower() or endpoint.lower()
 
 
-def _by_place(some: Iterable[Client] | Iterable[Context]) -> dict[tuple[str, int], list]:
-    found: dict[tuple[str, int], list] = defaultdict(list)
+Made = TypeVar("Made", Client, Context)
+
+
+def _by_place(some: Iterable[Made]) -> dict[tuple[str, int], list[Made]]:
+    found: dict[tuple[str, int], list[Made]] = defaultdict(list)
     for one in some:
         if one.site is not None:
             found[one.site.place].append(one)
@@ -695,7 +668,7 @@ def _objects(clients: Iterable[Client]) -> int:
     return len({(client.process, client.inside or -client.number) for client in clients})
 
 
-def _saved(colds: Sequence[_Cold]) -> Iterator[str]:
+def _saved(colds: Sequence[Cold]) -> Iterator[str]:
     """What the handshakes took, of what their callers waited for."""
     handshakes = [cold.call.segment_s("handshake") for cold in colds]
     first_s = statistics.median(cold.call.first_s for cold in colds)

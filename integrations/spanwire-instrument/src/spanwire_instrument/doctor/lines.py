@@ -77,9 +77,9 @@ def construction(source: str, line: int, cls: str) -> Construction | None:
         return None
     calls = [node for node in found.nodes if isinstance(node, ast.Call)]
     named = [node for node in calls if _name(node.func) == cls]
-    call = (named or calls or [None])[0]
-    if call is None:
+    if not calls:
         return None
+    call = (named or calls)[0]
     statement = found.statement
     target = ""
     if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is call:
@@ -251,7 +251,7 @@ def _statement(statement: ast.stmt, call: ast.Call | None) -> str:
 
 def _head(statement: Any) -> str:
     """The first line of a compound statement."""
-    body = {name: [] for name in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, name)}
+    body: dict[str, Any] = {name: [] for name in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, name)}
     fields = {name: getattr(statement, name, None) for name in statement._fields}
     fields.update(body)
     if "body" in fields:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import functools
 import inspect
 import ipaddress
-import logging
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .imports import when_imported
+from ..patches import ImportHook, Patches, run_hook
 from .sites import find
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 __all__ = ["install"]
-
-_log = logging.getLogger("spanwire.instrument")
 
 #: Classes whose objects have connections of their own, and the method that sends.
 _CLIENTS = {
@@ -37,13 +35,17 @@ _CLIENTS = {
 
 def install(recorder: Recorder) -> None:
     """Put them in place, for the life of the process."""
-    _contexts(recorder)
-    _lookups(recorder)
-    for module, names in _CLIENTS.items():
-        when_imported(module, functools.partial(_clients, recorder, names))
+    patches = Patches()
+    _contexts(recorder, patches)
+    patches.replace(socket, "getaddrinfo", functools.partial(_lookups, recorder))
+    hooks = {module: functools.partial(_clients, recorder, patches, names) for module, names in _CLIENTS.items()}
+    ImportHook(hooks).install()
+    for name, hook in hooks.items():
+        if name in sys.modules:
+            run_hook(hook, sys.modules[name])
 
 
-def _contexts(recorder: Recorder) -> None:
+def _contexts(recorder: Recorder, patches: Patches) -> None:
     cls = ssl.SSLContext
     new = cls.__new__
 
@@ -55,11 +57,10 @@ def _contexts(recorder: Recorder) -> None:
     cls.__new__ = staticmethod(functools.wraps(new)(made))  # type: ignore[assignment,method-assign]
     # Reading the roots is what costs: 10 to 30 ms each time.
     for name in ("load_verify_locations", "set_default_verify_paths"):
-        setattr(cls, name, _timed(recorder, getattr(cls, name)))
+        patches.replace(cls, name, functools.partial(_timed, recorder))
 
 
 def _timed(recorder: Recorder, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
     def timed(*args: Any, **kwargs: Any) -> Any:
         begin_ns = time.perf_counter_ns()
         result = method(*args, **kwargs)
@@ -69,11 +70,9 @@ def _timed(recorder: Recorder, method: Callable[..., Any]) -> Callable[..., Any]
     return timed
 
 
-def _lookups(recorder: Recorder) -> None:
+def _lookups(recorder: Recorder, ask: Callable[..., Any]) -> Callable[..., Any]:
     """``loop.getaddrinfo`` of asyncio asks this function, in a thread."""
-    ask = socket.getaddrinfo
 
-    @functools.wraps(ask)
     def asked(host: Any, *args: Any, **kwargs: Any) -> Any:
         begin_ns = time.perf_counter_ns()
         try:
@@ -83,7 +82,7 @@ def _lookups(recorder: Recorder) -> None:
             if isinstance(name, str) and not _is_address(name):
                 recorder.write("lookup", find(2), host=name.lower(), s=(time.perf_counter_ns() - begin_ns) / 1e9)
 
-    socket.getaddrinfo = asked
+    return asked
 
 
 def _is_address(name: str) -> bool:
@@ -94,20 +93,17 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _clients(recorder: Recorder, names: Mapping[str, str], module: ModuleType) -> None:
+def _clients(recorder: Recorder, patches: Patches, names: Mapping[str, str], module: ModuleType) -> None:
     for name, method in names.items():
         cls = getattr(module, name, None)
         if isinstance(cls, type):
             recorder.clients.sends(inspect.unwrap(getattr(cls, method)))
-            _watch_class(recorder, f"{module.__name__}.{name}", cls)
+            patches.replace(cls, "__init__", functools.partial(_made, recorder, f"{module.__name__}.{name}"))
 
 
-def _watch_class(recorder: Recorder, name: str, cls: type[Any]) -> None:
-    init = cls.__init__
-
-    @functools.wraps(init)
+def _made(recorder: Recorder, name: str, init: Callable[..., None]) -> Callable[..., None]:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         recorder.write("client", find(2), cls=name, client=recorder.clients.add(self))
 
-    cls.__init__ = made  # type: ignore[method-assign]
+    return made

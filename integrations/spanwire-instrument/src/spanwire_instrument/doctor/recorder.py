@@ -20,6 +20,7 @@ from typing import Any
 from spanwire.timeline import Timeline
 from spanwire.witness import Witness
 
+from .. import instrument
 from . import probes
 from .sites import Clients, Site, find
 
@@ -141,7 +142,7 @@ def _watch_calls(recorder: Recorder) -> None:
             _log.debug("a call is not recorded", exc_info=True)
         return begin(endpoint, **fields)
 
-    Witness.begin = staticmethod(begin_recorded)  # type: ignore[assignment,method-assign]
+    Witness.begin = staticmethod(begin_recorded)  # type: ignore[method-assign]
 
 
 _recorder: Recorder | None = None
@@ -153,7 +154,6 @@ def start(folder: str) -> None:
     if _recorder is not None:
         return
     recorder = _recorder = Recorder(folder)
-    from ..instrumentor import instrument
 
     _watch_calls(recorder)
     # As the program is, not as it would be with us: streams that lose their connection have to be seen.

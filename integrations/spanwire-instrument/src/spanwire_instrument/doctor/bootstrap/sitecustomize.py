@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _note(folder, error):
+def _note(folder: str, error: str) -> None:
     import json
     import time
 
@@ -20,12 +20,12 @@ def _note(folder, error):
         pass
 
 
-def _chain(here):
+def _chain(here: str) -> None:
     """Run the environment's own, as if this one were not there."""
     sys.path[:] = [one for one in sys.path if os.path.abspath(one or os.curdir) != here]  # noqa: PTH100
     mine = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if getattr(error, "name", None) != "sitecustomize":
             raise
@@ -33,7 +33,7 @@ def _chain(here):
             sys.modules["sitecustomize"] = mine  # as without a file of that name, but for the reload
 
 
-def _start():
+def _start() -> None:
     folder = os.environ.get("SPANWIRE_DOCTOR")
     if not folder or not os.path.isdir(folder):  # noqa: PTH112
         return  # the doctor has gone home: a process that outlived it
