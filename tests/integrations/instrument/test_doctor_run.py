@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from spanwire.testing import LoopbackServer, Script
-
 from tests.integrations.instrument.doctoring import ASK, Doctor
 
 PER_CALL = f"""
@@ -218,7 +217,9 @@ for _ in range(3):
 
 
 def test_an_ssl_context_for_each_call(doctor: Doctor) -> None:
-    doctor.write(UNARY.replace("\n    print", "\n    ssl.create_default_context()\n    print").replace("os", "os, ssl", 1))
+    doctor.write(
+        UNARY.replace("\n    print", "\n    ssl.create_default_context()\n    print").replace("os", "os, ssl", 1)
+    )
     finding = doctor.examine().finding("ssl_context_per_call")
     assert finding["where"][0]["line"] == doctor.line("ssl.create_default_context()")
     assert finding["evidence"][0].startswith("6 contexts for 6 calls. ")
@@ -387,7 +388,9 @@ def test_modules_and_scripts(doctor: Doctor) -> None:
 def test_a_sitecustomize_of_the_environment_runs_too(doctor: Doctor) -> None:
     doctor.write("import sys\nsys.there = 'yes'", "site/sitecustomize.py")
     doctor.env["PYTHONPATH"] = str(doctor.folder / "site")
-    doctor.write("import sys, sitecustomize\nprint(sys.there, sitecustomize.__file__, [p for p in sys.path if 'bootstrap' in p])")
+    doctor.write(
+        "import sys, sitecustomize\nprint(sys.there, sitecustomize.__file__, [p for p in sys.path if 'bootstrap' in p])"
+    )
     bare = doctor.bare()
     assert bare[:2] == (0, f"yes {doctor.folder / 'site' / 'sitecustomize.py'} []\n")
     found = doctor.examine()
@@ -433,10 +436,18 @@ while True:
         ((), 2, "what to run? For example: spanwire doctor -- python agent.py"),
         (("--",), 2, "what to run?"),
         (("--", "acme-is-not-there"), 127, "spanwire doctor: there is no program 'acme-is-not-there'\n"),
-        (("--", "agent.py"), 126, "spanwire doctor: agent.py is no program by itself: spanwire doctor -- python agent.py\n"),
+        (
+            ("--", "agent.py"),
+            126,
+            "spanwire doctor: agent.py is no program by itself: spanwire doctor -- python agent.py\n",
+        ),
         (("--", sys.executable, "-S", "agent.py"), 2, "spanwire doctor: python -S leaves out site"),
         (("--", sys.executable, "-Xdev", "-uI", "agent.py"), 2, "spanwire doctor: python -I leaves out PYTHONPATH"),
-        (("-o", "no/such/folder", "--", sys.executable, "agent.py"), 1, "the report cannot be written to no/such/folder"),
+        (
+            ("-o", "no/such/folder", "--", sys.executable, "agent.py"),
+            1,
+            "the report cannot be written to no/such/folder",
+        ),
         (("--nonsense", "--", sys.executable, "agent.py"), 2, "No such option"),
     ],
 )

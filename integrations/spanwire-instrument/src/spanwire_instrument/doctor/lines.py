@@ -25,14 +25,12 @@ class Construction(msgspec.Struct, frozen=True):
         now: the call, with its assignment.
         target: the name that it is assigned to, ``""`` if it is part of something else.
         needs: names of the function around it on which its arguments depend.
-        awaited: stands in an ``async def``.
     """
 
     now: str
     target: str
     call: Any
     needs: tuple[str, ...] = ()
-    awaited: bool = False
 
     def shared(self) -> str:
         """The same, to stand at module level."""
@@ -96,7 +94,6 @@ def construction(source: str, line: int, cls: str) -> Construction | None:
         target=target,
         call=call,
         needs=needs,
-        awaited=isinstance(found.function, ast.AsyncFunctionDef),
     )
 
 
@@ -251,7 +248,9 @@ def _statement(statement: ast.stmt, call: ast.Call | None) -> str:
 
 def _head(statement: Any) -> str:
     """The first line of a compound statement."""
-    body: dict[str, Any] = {name: [] for name in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, name)}
+    body: dict[str, Any] = {
+        name: [] for name in ("body", "orelse", "finalbody", "handlers") if hasattr(statement, name)
+    }
     fields = {name: getattr(statement, name, None) for name in statement._fields}
     fields.update(body)
     if "body" in fields:
