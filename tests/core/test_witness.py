@@ -61,7 +61,8 @@ class Seen:
         self.timelines.append(timeline)
 
     def begin(self, *, streamed: bool = True, **more: Any) -> Witness:
-        given = {"operation": "chat", "model": "m", "telemetry": self.telemetry, "registry": self.registry} | more
+        own = {"operation": "chat", "model": "m", "telemetry": self.telemetry, "registry": self.registry}
+        given: dict[str, Any] = {**own, **more}
         return Witness.begin(ENDPOINT, streamed=streamed, **given)
 
     @property

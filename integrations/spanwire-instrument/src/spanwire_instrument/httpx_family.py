@@ -131,13 +131,16 @@ class _Common:
 
     def answered(self, watched: Watched, response: Any) -> bool:
         """Begin to read along; False if there is nothing to read, since somebody has done so."""
-        watched.answered(response.status_code, response.headers.raw, response.extensions)
-        if not response.is_stream_consumed:
-            return True
-        now_ns = time.perf_counter_ns()
-        content = getattr(response, "_content", b"")
-        watched.along.feed(content, now_ns)
-        watched.over()
+        try:
+            watched.answered(response.status_code, response.headers.raw, response.extensions)
+            if not response.is_stream_consumed:
+                return True
+            watched.along.feed(response.content, time.perf_counter_ns())
+            watched.over()
+        except Exception:  # noqa: BLE001 - the answer goes on without us
+            _log.warning("an answer cannot be watched", exc_info=True)
+            watched.end("closed_by_caller")
+            watched.let_go()
         return False
 
 
@@ -312,6 +315,9 @@ class _TaskDrains:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._running[task] = (origin, loop)
         task.add_done_callback(self._done)
+        # Its first step, at once: a task that is cancelled before runs no `finally`, and the connection would be left to
+        # the garbage collector. What has come by now is read in it.
+        await asyncio.sleep(0)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)

@@ -68,8 +68,6 @@ def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 class Watched:
     """Joins the :class:`~spanwire.witness.Witness`, the trace events, and what is known of the message's end.
 
-    Its methods never raise: what goes wrong in here is logged, and the call goes on.
-
     Attributes:
         origin: host and port, to which the drain's experience belongs.
         http11: the answer came over HTTP/1.1, whose connection needs its message read to the end.
@@ -123,23 +121,20 @@ class Watched:
 
     def answered(self, status: int, raw_headers: Iterable[tuple[bytes, bytes]], extensions: Mapping[str, Any]) -> None:
         """The answer's head is there."""
-        try:
-            at_ns = time.perf_counter_ns()
-            version = extensions.get("http_version", b"")
-            self.bridge.answered(extensions.get("network_stream"), version.decode("latin-1"), at_ns)
-            headers = headers_of(raw_headers)
-            self.witness.marks.rtt_ns = self.bridge.rtt_min_ns()
-            self.witness.head(status, headers, self.bridge.head_ns or at_ns)
-            self.http11 = version == b"HTTP/1.1"
-            length = headers.get("content-length", "")
-            if length.isdigit():
-                self._length = int(length)
-            closes = "close" in headers.get("connection", "").lower()
-            self._framed = not closes and ("transfer-encoding" in headers or self._length is not None)
-            if not self.http11:
-                self._tails.let_go()
-        except Exception:  # noqa: BLE001 - see the class
-            _log.warning("an answer cannot be watched", exc_info=True)
+        at_ns = time.perf_counter_ns()
+        version = extensions.get("http_version", b"")
+        self.bridge.answered(extensions.get("network_stream"), version.decode("latin-1"), at_ns)
+        headers = headers_of(raw_headers)
+        self.witness.marks.rtt_ns = self.bridge.rtt_min_ns()
+        self.witness.head(status, headers, self.bridge.head_ns or at_ns)
+        self.http11 = version == b"HTTP/1.1"
+        length = headers.get("content-length", "")
+        if length.isdigit():
+            self._length = int(length)
+        closes = "close" in headers.get("connection", "").lower()
+        self._framed = not closes and ("transfer-encoding" in headers or self._length is not None)
+        if not self.http11:
+            self._tails.let_go()
 
     @property
     def along(self) -> Along:
