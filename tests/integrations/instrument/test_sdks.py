@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 from spanwire_instrument import chat_openai, httpx2_async_client, httpx2_client, httpx2_transport
 
 from spanwire.errors import ConfigurationError
@@ -142,15 +143,14 @@ def test_responses_are_read_along(seen: Seen) -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
     }
     delta = {"content_index": 0, "item_id": "i", "output_index": 0, "delta": "Hello", "logprobs": []}
+    told: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": response}),
+        ("response.output_text.delta", delta),
+        ("response.completed", {"response": {**response, "usage": usage}}),
+    ]
     events = [
         f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **more})}\n\n".encode()
-        for number, (kind, more) in enumerate(
-            [
-                ("response.created", {"response": response}),
-                ("response.output_text.delta", delta),
-                ("response.completed", {"response": {**response, "usage": usage}}),
-            ]
-        )
+        for number, (kind, more) in enumerate(told)
     ]
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -173,7 +173,7 @@ def test_responses_are_read_along(seen: Seen) -> None:
 def test_chat_openai_keeps_its_usage_and_its_connection(seen: Seen) -> None:
     with serving(hello()) as server:
         kwargs = chat_openai(manager=seen.manager)
-        model = ChatOpenAI(model="m", base_url=server.url, api_key="k", **kwargs)
+        model = ChatOpenAI(model="m", base_url=server.url, api_key=SecretStr("k"), **kwargs)
         for _ in range(6):
             chunks = list(model.stream("Say hello"))
             assert any(chunk.usage_metadata for chunk in chunks)

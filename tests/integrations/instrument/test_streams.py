@@ -8,6 +8,7 @@ import gzip
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import spanwire_instrument
 from spanwire_instrument.httpx_family import make
 
 from spanwire.testing import LoopbackServer, Script
+from tests.hypercorn_server import h2_server
 from tests.integrations.instrument.support import BODY, FAMILIES, Seen, chat_url, connections, trust
 from tests.support import assert_adds_up, hello, serving
 
@@ -336,8 +338,7 @@ def test_a_client_in_many_threads(hx: ModuleType, seen: Seen) -> None:
         done: list[bool] = []
 
         def work() -> None:
-            for _ in range(5):
-                done.append(b"[DONE]" in until_done(client, chat_url(server)))
+            done.extend(b"[DONE]" in until_done(client, chat_url(server)) for _ in range(5))
 
         threads = [threading.Thread(target=work) for _ in range(6)]
         for thread in threads:
@@ -404,6 +405,25 @@ def test_a_tunnel_to_a_server_with_tls_gives_connections_back_too(hx: ModuleType
         assert connections(server) == 1
         assert between.connections == 1
     assert "proxy" in seen.timelines[0].segments["handshake"].parts
+
+
+def test_over_http2_nothing_is_drained_since_nothing_is_lost(hx: ModuleType, seen: Seen, tmp_path: Path) -> None:
+    async def main(url: str, context: Any) -> None:
+        async with seen.async_client(hx, http2=True, verify=context) as client:
+            for _ in range(3):
+                assert b"[DONE]" in await until_done_async(client, url)
+                assert not client._transport._drains._running
+
+    with h2_server(tmp_path) as server:
+        url = f"https://127.0.0.1:{server.port}/v1/chat/completions"
+        with seen.client(hx, http2=True, verify=server.context) as client:
+            for _ in range(3):
+                assert b"[DONE]" in until_done(client, url)
+        asyncio.run(main(url, server.context))
+        assert server.versions == ["2"] * 6
+        assert len(server.peers) == 2
+    assert seen.outcomes == ["completed"] * 6
+    assert all(timeline.connection is not None and timeline.connection.protocol == "h2" for timeline in seen.timelines)
 
 
 def test_the_transports_take_the_librarys_settings(hx: ModuleType, seen: Seen) -> None:
