@@ -202,7 +202,7 @@ class Witness:
             if request_headers is not None and not TRACE_HEADERS.isdisjoint(request_headers):
                 carrier = request_headers
             witness.call_span = witness._telemetry.start(
-                witness._asked, endpoint, begin_ns, streamed=streamed, carrier=carrier
+                witness._asked, endpoint, begin_ns, streamed=streamed, headers=carrier or {}
             )
         witness.handed_over(time.perf_counter_ns())
         return witness
