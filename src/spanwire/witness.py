@@ -72,6 +72,8 @@ class Witness:
     Attributes:
         marks: fill in what the client does, when it does it: see :class:`~spanwire.timeline.Marks`. ``marks.use`` is the
             connection.
+        attempt: the record of the one attempt, for a client whose waits for a connection are known from outside.
+        call_span: None without telemetry.
         along: what was read along; None before :meth:`head`.
         ended: its end was recorded.
         waited_ns: between being handed a piece and asking for the next one, in all: what the consumer took for itself,
@@ -80,8 +82,6 @@ class Witness:
 
     __slots__ = (
         "_asked",
-        "_attempt",
-        "_call_span",
         "_endpoint",
         "_fed_ns",
         "_generation",
@@ -93,6 +93,8 @@ class Witness:
         "_telemetry",
         "_timeline",
         "along",
+        "attempt",
+        "call_span",
         "ended",
         "marks",
         "waited_ns",
@@ -113,7 +115,7 @@ class Witness:
         self._asked = asked
         self._telemetry = telemetry
         self._registry = registry
-        self._call_span: CallSpan | None = None
+        self.call_span: CallSpan | None = None
         self._timeline: Timeline | None = None
         self._lock = threading.Lock()
         self._generation = _generation
@@ -129,7 +131,7 @@ class Witness:
             streamed=streamed,
             started_unix_ns=time.time_ns(),
         )
-        attempt = self._attempt = AttemptRecord(begin_ns, streamed=streamed)
+        attempt = self.attempt = AttemptRecord(begin_ns, streamed=streamed)
         # The client has a pool of its own, whose waits are on the exchange's marks.
         attempt.served = "idle"
         self._record.attempts.append(attempt)
@@ -199,7 +201,7 @@ class Witness:
             carrier = None
             if request_headers is not None and not TRACE_HEADERS.isdisjoint(request_headers):
                 carrier = request_headers
-            witness._call_span = witness._telemetry.start(
+            witness.call_span = witness._telemetry.start(
                 witness._asked, endpoint, begin_ns, streamed=streamed, headers=carrier or {}
             )
         witness.handed_over(time.perf_counter_ns())
@@ -209,7 +211,7 @@ class Witness:
 
     def handed_over(self, at_ns: int) -> None:
         """The client is given the request now: what came before was preparation."""
-        self._attempt.asked_ns = self._attempt.leased_ns = at_ns
+        self.attempt.asked_ns = self.attempt.leased_ns = at_ns
 
     def headers(self, present: Container[str] = ()) -> Mapping[str, str]:
         """Headers that carry the trace to the server, names in lower case.
@@ -217,11 +219,11 @@ class Witness:
         Args:
             present: names of the request's own headers. With a trace in them, or any of ours: nothing is added.
         """
-        if self._telemetry is None or self._call_span is None:
+        if self._telemetry is None or self.call_span is None:
             return _NO_HEADERS
         if any(name in present for name in TRACE_HEADERS):
             return _NO_HEADERS
-        found = self._telemetry.headers(self._call_span)
+        found = self._telemetry.headers(self.call_span)
         return {name: value for name, value in found.items() if name not in present}
 
     @contextlib.contextmanager
@@ -230,7 +232,7 @@ class Witness:
 
         Only around what begins and ends in one place: never across a ``yield`` to the user. :data:`watching` is set, too.
         """
-        call_span = self._call_span
+        call_span = self.call_span
         mine = watching.set(self)
         try:
             if call_span is None or not call_span.span.get_span_context().is_valid:
@@ -345,7 +347,7 @@ class Witness:
         return self._timeline
 
     def _finish(self, outcome: Outcome, error: BaseException | None, end_ns: int) -> None:
-        record, attempt, head = self._record, self._attempt, self._head
+        record, attempt, head = self._record, self.attempt, self._head
         self._loop = None
         along = self.along
         if along is not None:
@@ -369,14 +371,14 @@ class Witness:
         use = self.marks.use
         if use is not None:
             attempt.connection = with_rtt(use, self.marks.rtt_ns, edge=edge)
-        if self._call_span is not None:
-            record.trace_id = self._call_span.span.get_span_context().trace_id
+        if self.call_span is not None:
+            record.trace_id = self.call_span.span.get_span_context().trace_id
         record.usage = head.usage
         timeline = self._timeline = Timeline(record)
         extra = registry.span_attributes(timeline) if registry is not None else {}
         if self._telemetry is not None:
             self._telemetry.end(
-                self._call_span,
+                self.call_span,
                 timeline,
                 record,
                 self._asked,
@@ -417,7 +419,7 @@ class Witness:
     def _close_marks(self, along: Along | None, outcome: Outcome) -> None:
         marks = self.marks
         if marks.first_byte_ns and not marks.sent_ns:  # a client that does not tell when
-            marks.sent_ns = self._attempt.leased_ns
+            marks.sent_ns = self.attempt.leased_ns
         if along is not None and along.last_byte_ns and (along.done_ns or outcome == "completed"):
             marks.ended_ns = along.last_byte_ns  # from here on only the client has something to do
 

@@ -126,7 +126,8 @@ class SignalBridge:
         marks = self._marks
         if proxied:  # what it took to get through, in all
             marks.parts[:] = [
-                ("proxy" if part in ("tcp", "tls", "connect") else part, *times) for part, *times in marks.parts
+                ("proxy" if part in ("tcp", "tls", "connect") else part, begin_ns, end_ns)
+                for part, begin_ns, end_ns in marks.parts
             ]
         marks.begin("send", at_ns)
         marks.sent_ns = 0
@@ -141,8 +142,8 @@ class SignalBridge:
         if known is not None and self.reused:
             age_s = (at_ns - known.made_ns) / 1e9 if known.made_ns else None
             idle_s = (at_ns - known.idle_since_ns) / 1e9 if known.idle_since_ns else None
-        id = known.id if known is not None else marks.use.id if marks.use is not None else ""
-        marks.use = ConnectionUse(id, self.reused, age_s, idle_s, "http/1.1", engine=_ENGINE)
+        name = known.id if known is not None else marks.use.id if marks.use is not None else ""
+        marks.use = ConnectionUse(name, self.reused, age_s, idle_s, "http/1.1", engine=_ENGINE)
 
     def sent(self, at_ns: int) -> None:
         """``request_chunk_sent``: the last one counts."""

@@ -27,13 +27,16 @@ from .clients import (
     httpx_client,
     httpx_transport,
 )
+from .grpc_family import grpc_aio_interceptors
 from .instrumentor import SpanwireInstrumentor, instrument, is_instrumented, uninstrument
 from .recognise import Rules
+from .websockets_family import websocket_options
 
 __all__ = [
     "Rules",
     "SpanwireInstrumentor",
     "chat_openai",
+    "grpc_aio_interceptors",
     "httpx2_async_client",
     "httpx2_async_transport",
     "httpx2_client",
@@ -46,4 +49,5 @@ __all__ = [
     "is_instrumented",
     "trace_aiohttp",
     "uninstrument",
+    "websocket_options",
 ]

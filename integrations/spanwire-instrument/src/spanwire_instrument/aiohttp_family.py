@@ -2,7 +2,8 @@
 
 ::
 
-    async with aiohttp.ClientSession(trace_configs=[trace_aiohttp()]) as session: ...
+    async with aiohttp.ClientSession(trace_configs=[trace_aiohttp()]) as session:
+        ...
 
 **How it sees.** The signals of a ``TraceConfig`` say where a connect stands; the frame that sends them says what is asked
 for, and on which connection, which no signal does. The body is seen as it arrives: the reader of an answer that is watched
@@ -65,8 +66,7 @@ def trace_aiohttp(
         import aiohttp
     except ImportError as error:
         raise ConfigurationError("aiohttp is not installed: pip install aiohttp") from error
-    made = _config_class(aiohttp)(Settings(rules=rules, manager=manager, drain=drain))
-    return made  # type: ignore[no-any-return]
+    return _config_class(aiohttp)(Settings(rules=rules, manager=manager, drain=drain))  # type: ignore[no-any-return]
 
 
 class _Call:
@@ -179,7 +179,9 @@ class _Call:
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         closes = "close" in headers.get("connection", "").lower()
         self._framed = not closes and ("transfer-encoding" in headers or "content-length" in headers)
-        if getattr(content, "total_compressed_bytes", 0) is not None:  # None: nobody decodes. An old release always does
+        if (
+            getattr(content, "total_compressed_bytes", 0) is not None
+        ):  # None: nobody decodes. An old release always does
             headers.pop("content-encoding", None)
         witness.head(response.status, headers, at_ns)
         assert witness.along is not None
@@ -361,7 +363,7 @@ class _Once(list[Any]):
 def _reader_class(aiohttp: ModuleType) -> type[Any]:
     base: type[Any] = aiohttp.StreamReader
 
-    class Reader(base):
+    class Reader(base):  # type: ignore[misc]
         __slots__ = ()
 
         def feed_data(self, data: bytes, *args: Any) -> Any:
@@ -562,13 +564,13 @@ def patch_aiohttp(aiohttp: ModuleType, patches: Patches, settings: Settings) -> 
         return _request
 
     def connected(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def made(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             call = _sending.get()
             if call is not None:  # TCP is connected, in the context of whoever has asked for it
                 call.bridge.tls_begins(_now())
 
-        return __init__
+        return made
 
     from aiohttp.client_proto import ResponseHandler
 
@@ -576,10 +578,9 @@ def patch_aiohttp(aiohttp: ModuleType, patches: Patches, settings: Settings) -> 
     patches.replace(ResponseHandler, "__init__", connected)
 
 
-def _path_of(url: Any, session: Any) -> str:
+def _path_of(asked: Any, session: Any) -> str:
     """Before the library has looked at it."""
-    if not isinstance(url, str):
-        url = str(url)
+    url: str = asked if isinstance(asked, str) else str(asked)
     for end in "?#":
         cut = url.find(end)
         if cut >= 0:

@@ -41,6 +41,7 @@ __all__ = [
     "httpx_transport",
 ]
 
+#: What moves the bytes of asynchronous clients.
 Engine = Literal["wrap", "spanwire"]
 
 
@@ -81,7 +82,8 @@ def httpx_async_client(
     Args:
         engine: ``"wrap"``: the library's own connections. ``"spanwire"``: ours, which cost a fraction of the CPU, belong
             to the event loop on which they are used, and are shared with the manager's other clients. What they cannot
-            do goes through the library's: an upload that is streamed, a proxy, a client certificate in an SSLContext.
+            do goes through the library's: an upload that is streamed, a proxy, a mount, HEAD and upgrades, other loops than
+            asyncio's. HTTP/1.1 only. Of ``limits``, ``max_keepalive_connections`` has no effect.
         rules, manager, drain, kwargs: as there.
     """
     return _client("httpx", "AsyncClient", Settings(rules=rules, manager=manager, drain=drain), engine, kwargs)  # type: ignore[no-any-return]
@@ -224,7 +226,7 @@ def _client(name: str, kind: str, settings: Settings, engine: str, kwargs: dict[
     client = getattr(hx, kind)(**kwargs)
     family = make(hx)
     around = family.Transport if kind == "Client" else family.AsyncTransport
-    more = _engine(engine, hx, kwargs)
+    more = _engine(engine, hx, settings, kwargs)
     # The library has chosen them, by arguments and environment. Its own clients look them up in these two places, in every
     # release that is supported; a client that is given a transport would not look at the environment.
     client._transport = around(client._transport, settings, **more)
@@ -242,6 +244,10 @@ def _transport(
     family = make(hx)
     around = family.AsyncTransport if asynchronous else family.Transport
     if inner is not None:
+        if engine != "wrap":
+            raise ConfigurationError(
+                f"{name}_async_transport(inner): a transport that is given does it all; leave engine= out"
+            )
         if kwargs:
             raise ConfigurationError(
                 f"{name}_transport(): {', '.join(sorted(kwargs))} would have no effect on a transport that is given; "
@@ -255,10 +261,22 @@ def _transport(
     else:
         kwargs.setdefault("limits", hx.Limits(max_connections=1000, max_keepalive_connections=100))
         inner = (hx.AsyncClient if asynchronous else hx.Client)(**kwargs)
-    return around(inner, settings, **_engine(engine, hx, kwargs))
+    return around(inner, settings, **_engine(engine, hx, settings, kwargs))
 
 
-def _engine(engine: str, hx: ModuleType, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _engine(engine: str, hx: ModuleType, settings: Settings, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The further arguments of an asynchronous transport."""
     if engine == "wrap":
         return {}
-    raise ConfigurationError(f'engine must be "wrap" or "spanwire", not {engine!r:.40}')
+    if engine != "spanwire":
+        raise ConfigurationError(f'engine must be "wrap" or "spanwire", not {engine!r:.40}')
+    if kwargs.get("transport") is not None:
+        raise ConfigurationError(
+            'engine="spanwire" has connections of its own: leave transport= out, or use engine="wrap"'
+        )
+    if kwargs.get("http2"):
+        raise ConfigurationError('engine="spanwire" speaks HTTP/1.1: leave http2= out, or use engine="wrap"')
+    from .engine import Engine as OurEngine
+
+    known = {name: kwargs[name] for name in ("verify", "cert", "trust_env", "limits") if name in kwargs}
+    return {"engine": OurEngine(hx, settings, **known)}

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from types import ModuleType, TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spanwire.bridges.httpcore import new_connection_id, shut_down
 from spanwire.witness import PAUSE_NS
@@ -30,6 +30,9 @@ from spanwire.witness import PAUSE_NS
 from .drain import DRAIN_BYTES, DRAIN_S, WAIT_S, DrainBook
 from .recognise import recognise
 from .watched import TRACE_HEADERS, Settings, Watched, headers_of
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 __all__ = ["Family", "make"]
 
@@ -80,17 +83,17 @@ class _Common:
         self.id = new_connection_id()
         self.book = DrainBook()
 
-    def watch(self, request: Any) -> tuple[Watched, Any] | None:
+    def watch(self, request: Any, *, bridged: bool = True) -> tuple[Watched, Any] | None:
         """The request, watched, and what is to be sent in its place; None for one that is nobody's business."""
         if request.method != "POST":
             return None
         try:
-            return self._watch(request)
+            return self._watch(request, bridged=bridged)
         except Exception:  # noqa: BLE001 - the call goes on without us
             _log.warning("a request cannot be watched", exc_info=True)
             return None
 
-    def _watch(self, request: Any) -> tuple[Watched, Any] | None:
+    def _watch(self, request: Any, *, bridged: bool) -> tuple[Watched, Any] | None:
         hx, url = self.hx, request.url
         try:
             body = request.content
@@ -113,13 +116,15 @@ class _Common:
             id=self.id,
             settings=self.settings,
             headers=None if TRACE_HEADERS.isdisjoint(names) else headers_of(raw),
+            bridged=bridged,
         )
         try:
             # A twin of it, since the user's own is what the response shows. By its attributes: making one anew would
             # leave out what others have put there, and costs more than all of this.
             sent = object.__new__(type(request))
             vars(sent).update(vars(request))
-            sent.extensions = watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous)
+            if watched.bridge is not None:
+                sent.extensions = watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous)
             added = watched.witness.headers() if TRACE_HEADERS.isdisjoint(names) else {}
             more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
             if more:
@@ -131,13 +136,16 @@ class _Common:
 
     def answered(self, watched: Watched, response: Any) -> bool:
         """Begin to read along; False if there is nothing to read, since somebody has done so."""
-        watched.answered(response.status_code, response.headers.raw, response.extensions)
-        if not response.is_stream_consumed:
-            return True
-        now_ns = time.perf_counter_ns()
-        content = getattr(response, "_content", b"")
-        watched.along.feed(content, now_ns)
-        watched.over()
+        try:
+            watched.answered(response.status_code, response.headers.raw, response.extensions)
+            if not response.is_stream_consumed:
+                return True
+            watched.along.feed(response.content, time.perf_counter_ns())
+            watched.over()
+        except Exception:  # noqa: BLE001 - the answer goes on without us
+            _log.warning("an answer cannot be watched", exc_info=True)
+            watched.end("closed_by_caller")
+            watched.let_go()
         return False
 
 
@@ -312,6 +320,9 @@ class _TaskDrains:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._running[task] = (origin, loop)
         task.add_done_callback(self._done)
+        # Its first step, at once: a task that is cancelled before runs no `finally`, and the connection would be left to
+        # the garbage collector. What has come by now is read in it.
+        await asyncio.sleep(0)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
@@ -392,6 +403,8 @@ def _make(hx: ModuleType) -> Family:
                 source = self._source = iter(self._inner)
             witness, along = watched.witness, watched.along
             feed = along.feed
+            if along.done_ns and not watched.stopped:
+                watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
             while True:
                 try:
@@ -450,6 +463,8 @@ def _make(hx: ModuleType) -> Family:
                 source = self._source = aiter(self._inner)
             witness, along = watched.witness, watched.along
             feed = along.feed
+            if along.done_ns and not watched.stopped:
+                watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
             while True:
                 try:
@@ -543,18 +558,27 @@ def _make(hx: ModuleType) -> Family:
             self._inner.close()
 
     class AsyncTransport(hx.AsyncBaseTransport):  # type: ignore[misc, name-defined]
-        """The same, asynchronous."""
+        """The same, asynchronous.
 
-        def __init__(self, inner: Any, settings: Settings) -> None:
+        Args:
+            engine: carries what goes to no proxy and no mount, as far as it can.
+        """
+
+        def __init__(self, inner: Any, settings: Settings, engine: Engine | None = None) -> None:
             is_client = isinstance(inner, hx.AsyncClient)
             route = inner._transport_for_url if is_client else (lambda _url: inner)
             self._inner = inner
+            self._engine = engine
+            self._direct = inner._transport if is_client else inner  # where neither proxy nor mount stands between
             self._common = _AsyncCommon(hx, settings, route)
             self._drains = _TaskDrains(self._common.book)
 
         async def handle_async_request(self, request: Any) -> Any:
             common = self._common
             inner = common.inner(request.url)
+            engine = self._engine
+            if engine is not None and inner is self._direct and engine.takes(request):
+                return await self._by_engine(engine, request)
             watching = common.watch(request)
             if watching is None:
                 return await inner.handle_async_request(request)
@@ -570,6 +594,18 @@ def _make(hx: ModuleType) -> Family:
             if common.answered(watched, response):
                 response.stream = AsyncStream(response.stream, watched, self._drains)
             return response
+
+        async def _by_engine(self, engine: Engine, request: Any) -> Any:
+            watching = self._common.watch(request, bridged=False)
+            if watching is None:
+                return await engine.send(request, None)
+            watched, sent = watching
+            try:
+                watched.handed_over()
+                return await engine.send(sent, watched)
+            except BaseException as error:
+                watched.failed(error)
+                raise
 
         async def __aenter__(self) -> Any:
             await self._inner.__aenter__()

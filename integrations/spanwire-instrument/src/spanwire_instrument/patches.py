@@ -9,6 +9,7 @@ hooks cannot be taken off again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -112,10 +113,8 @@ class ImportHook:
             return
 
         def exec_module(module: ModuleType) -> None:
-            try:
+            with contextlib.suppress(AttributeError):  # somebody was here already
                 del loader.exec_module
-            except AttributeError:  # somebody was here already
-                pass
             execute(module)
             if self in sys.meta_path:
                 run_hook(hook, module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -21,8 +20,6 @@ from spanwire.witness import Witness
 from .recognise import DEFAULT_RULES, Recognised, Rules
 
 __all__ = ["TRACE_HEADERS", "Settings", "Tail", "Watched", "endpoint_of", "headers_of"]
-
-_log = logging.getLogger("spanwire.instrument")
 
 #: Headers by which a request belongs to a trace already.
 TRACE_HEADERS = frozenset(name.encode() for name in _TRACE_HEADERS)
@@ -68,7 +65,12 @@ def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 class Watched:
     """Joins the :class:`~spanwire.witness.Witness`, the trace events, and what is known of the message's end.
 
-    Its methods never raise: what goes wrong in here is logged, and the call goes on.
+    Args:
+        asked: what the request asks for.
+        scheme, host, port: of its URL, the host as it is written there.
+        engine, id: the library's name, and that of a connection of which nothing is known.
+        headers: the request's own, where a trace is among them.
+        bridged: the client tells what it does by httpcore's trace events.
 
     Attributes:
         origin: host and port, to which the drain's experience belongs.
@@ -89,6 +91,7 @@ class Watched:
         id: str,
         settings: Settings,
         headers: Mapping[str, str] | None,
+        bridged: bool = True,
     ) -> None:
         manager = settings.manager
         more: dict[str, Any] = {}
@@ -111,35 +114,37 @@ class Watched:
             **more,
         )
         self._tails = _Tails()  # apart, so that nothing here refers to itself and waits for the garbage collector
-        on_event = self._tails.on_event if asked.streamed and settings.drain else None
-        self.bridge = TraceBridge(self.witness.marks, engine=engine, id=id, on_event=on_event)
-        self.bridge.to(self.origin)
+        self.bridge: TraceBridge | None = None
+        if bridged:
+            on_event = self._tails.on_event if asked.streamed and settings.drain else None
+            self.bridge = TraceBridge(self.witness.marks, engine=engine, id=id, on_event=on_event)
+            self.bridge.to(self.origin)
 
     def handed_over(self) -> None:
         """The client's transport is given the request now."""
         now_ns = time.perf_counter_ns()
         self.witness.handed_over(now_ns)
-        self.bridge.begin(now_ns)
+        if self.bridge is not None:
+            self.bridge.begin(now_ns)
 
     def answered(self, status: int, raw_headers: Iterable[tuple[bytes, bytes]], extensions: Mapping[str, Any]) -> None:
         """The answer's head is there."""
-        try:
-            at_ns = time.perf_counter_ns()
-            version = extensions.get("http_version", b"")
+        at_ns = time.perf_counter_ns()
+        version = extensions.get("http_version", b"")
+        headers = headers_of(raw_headers)
+        if self.bridge is not None:
             self.bridge.answered(extensions.get("network_stream"), version.decode("latin-1"), at_ns)
-            headers = headers_of(raw_headers)
             self.witness.marks.rtt_ns = self.bridge.rtt_min_ns()
-            self.witness.head(status, headers, self.bridge.head_ns or at_ns)
-            self.http11 = version == b"HTTP/1.1"
-            length = headers.get("content-length", "")
-            if length.isdigit():
-                self._length = int(length)
-            closes = "close" in headers.get("connection", "").lower()
-            self._framed = not closes and ("transfer-encoding" in headers or self._length is not None)
-            if not self.http11:
-                self._tails.let_go()
-        except Exception:  # noqa: BLE001 - see the class
-            _log.warning("an answer cannot be watched", exc_info=True)
+            at_ns = self.bridge.head_ns or at_ns
+        self.witness.head(status, headers, at_ns)
+        self.http11 = version == b"HTTP/1.1"
+        length = headers.get("content-length", "")
+        if length.isdigit():
+            self._length = int(length)
+        closes = "close" in headers.get("connection", "").lower()
+        self._framed = not closes and ("transfer-encoding" in headers or self._length is not None)
+        if not self.http11:
+            self._tails.let_go()
 
     @property
     def along(self) -> Along:
@@ -166,10 +171,8 @@ class Watched:
         """The call is over. The connection may be drained after it."""
         if not self.stopped:
             self.stopped = True
-            try:
+            if self.bridge is not None:
                 self.bridge.stop()
-            except Exception:  # noqa: BLE001 - see the class
-                _log.warning("a call cannot be closed in the books", exc_info=True)
             self.witness.end(outcome, error)
 
     def failed(self, error: BaseException) -> None:
@@ -186,7 +189,8 @@ class Watched:
         if not self.stopped:
             self.stopped = True
             self._tails.let_go()
-            self.bridge.stop()
+            if self.bridge is not None:
+                self.bridge.stop()
             self.witness.abandon()
 
     def over(self) -> None:

@@ -40,7 +40,7 @@ class _Inner:
 class _Around:
     """Our transports, by the library's."""
 
-    __slots__ = ("_call", "_make", "_made", "settings")
+    __slots__ = ("_call", "_made", "_make", "settings")
 
     def __init__(self, made_by: type[Any], call: Callable[[Any, Any], Any], settings: Settings) -> None:
         self._make = made_by
