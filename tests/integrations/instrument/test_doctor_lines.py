@@ -68,7 +68,6 @@ def test_inside_of_a_handler() -> None:
     found = construction(CODE, at("AsyncOpenAI"), "AsyncOpenAI")
     assert found is not None
     assert found.now == 'print(openai.AsyncOpenAI(error), "...")'
-    assert found.awaited
 
 
 def test_streams_in_a_with() -> None:

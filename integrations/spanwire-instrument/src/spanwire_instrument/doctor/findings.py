@@ -25,7 +25,8 @@ __all__ = ["ENOUGH", "Finding", "Where", "enough", "findings", "split"]
 
 #: Calls that it takes to speak of shares: with four, one call is a quarter.
 ENOUGH = 5
-#: From so many calls on, the slowest twentieth is one call at least, and a 95th percentile more than the maximum.
+#: From so many calls on, the slowest twentieth is one call at least. Of fewer, the p95 is just the slowest call: the first
+#: one as a rule, which has to open a connection.
 _P95_FROM = 20
 #: Made so often in one place, it is made again and again: two may be a test and its repetition.
 _AGAIN = 3
@@ -360,9 +361,10 @@ class _Maker:
     def handshakes(self) -> Iterator[Finding]:
         """They are few, and yet the slowest calls would be faster without them."""
         calls = self.whole
-        enough = len(calls) >= _P95_FROM
-        with_s = _slow([call.first_s for call in calls])
-        without_s = _slow([max(0.0, call.first_s - call.segment_s("handshake")) for call in calls])
+        if len(calls) < _P95_FROM:
+            return
+        with_s = _p95([call.first_s for call in calls])
+        without_s = _p95([max(0.0, call.first_s - call.segment_s("handshake")) for call in calls])
         saved_s = with_s - without_s
         if saved_s < max(_HANDSHAKE * with_s, _HANDSHAKE_S):
             return
@@ -370,13 +372,10 @@ class _Maker:
         yield Finding(
             kind="handshake_share",
             severity="medium",
-            title=f"Handshakes are {percent(saved_s / with_s)} of the "
-            f"{'p95' if enough else 'longest'} time to the first content",
+            title=f"Handshakes are {percent(saved_s / with_s)} of the p95 time to the first content",
             evidence=(
-                (
-                    f"{'19 of 20 calls have it' if enough else 'All have it'} after {duration(with_s)}; without handshakes it "
-                    f"were {duration(without_s)}. {len(cold):,} of {count(len(calls), 'call')} opened a connection."
-                ),
+                (f"It is {duration(with_s)}, and would be {duration(without_s)} without them. {len(cold):,} of "
+                f"{count(len(calls), 'call')} opened a connection."),
             ),
             where=self._sites(cold),
             change="Open the connection before it is needed: a small request when the program starts.",
@@ -640,8 +639,7 @@ class _Maker:
         return tuple(site for site, _ in sites.most_common(1))
 
 
-def _slow(values: Sequence[float]) -> float:
-    """The 95th percentile; of few values the greatest."""
+def _p95(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
