@@ -121,7 +121,7 @@ def test_a_client_for_each_call() -> None:
     clients = tuple(
         Client(number=at + 1, cls="httpx2.Client", process=1, site=INSIDE, inside=at + 1) for at in range(6)
     )
-    contexts = tuple(Context(process=1, site=INSIDE) for _ in range(6))
+    contexts = tuple(Context(at_s=2.0 * at, process=1, site=INSIDE) for at in range(6))
     roots = tuple(Roots(seconds=0.02, site=INSIDE) for _ in range(6))
     run = Run(calls=calls, clients=clients, contexts=contexts, roots=roots)
     found = the(run, "client_per_call")
@@ -236,10 +236,12 @@ def test_a_consumer_that_is_slow() -> None:
 
 
 def test_contexts() -> None:
-    contexts = tuple(Context(site=Site("agent.py", 5, "answer", "ssl")) for _ in range(6))
+    contexts = tuple(Context(at_s=2.0 * at, process=1, site=Site("agent.py", 5, "answer")) for at in range(6))
     found = the(Run(calls=tuple(in_a_row()), contexts=contexts), "ssl_context_per_call")
     assert (found.title, found.where[0].line) == ("An SSLContext is made again and again in answer()", 5)
     assert "ssl_context_per_call" not in kinds(Run(calls=tuple(in_a_row()), contexts=contexts[:2]))
+    at_once = tuple(Context(at_s=-1.0, process=1, site=one.site) for one in contexts)  # by an import
+    assert "ssl_context_per_call" not in kinds(Run(calls=tuple(in_a_row()), contexts=at_once))
 
 
 def test_streams_that_nobody_closes() -> None:
@@ -314,7 +316,7 @@ _RUNS = st.builds(
         st.builds(Client, number=st.integers(0, 5), cls=st.sampled_from(["httpx2.Client", "aiohttp.ClientSession"]), process=st.integers(0, 2), site=_SITES),
         max_size=8,
     ).map(tuple),
-    contexts=st.lists(st.builds(Context, site=_SITES), max_size=8).map(tuple),
+    contexts=st.lists(st.builds(Context, at_s=_SECONDS, process=st.integers(0, 2), site=_SITES), max_size=8).map(tuple),
     roots=st.lists(st.builds(Roots, seconds=_SECONDS, site=_SITES), max_size=4).map(tuple),
     lookups=st.lists(st.builds(Lookup, host=st.just("model.example"), seconds=_SECONDS), max_size=8).map(tuple),
     unfinished=st.lists(_SITES, max_size=2).map(tuple),

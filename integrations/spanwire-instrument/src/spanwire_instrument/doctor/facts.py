@@ -138,8 +138,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """An ``ssl.SSLContext`` was made."""
+    """An ``ssl.SSLContext`` was made, at this time by the wall clock."""
 
+    at_s: float
     process: int = 0
     site: Site | None = None
     inside: int = 0

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from spanwire.report.findings import count, duration, percent
+from spanwire.timeline import SEGMENTS
 
 from .facts import Call, Client, Context, Run, Site
 from .lines import Construction, construction, shown, with_statement
@@ -116,10 +117,7 @@ def split(run: Run) -> list[Share]:
     """Where the time of the completed calls went; empty if there is none. The shares add up to 1."""
     calls = _whole(run)
     total_s = sum(call.total_s for call in calls)
-    names: dict[str, float] = {}
-    for call in calls:
-        for name in call.timeline.get("segments") or {}:
-            names[name] = names.get(name, 0.0) + call.segment_s(name)
+    names = {name: sum(call.segment_s(name) for call in calls) for name in SEGMENTS}
     if not total_s:
         return []
     return [Share(name, seconds, seconds / total_s) for name, seconds in names.items() if seconds > 0]
@@ -248,7 +246,9 @@ class _Maker:
         """TLS contexts that are made again and again, where no client is to blame."""
         for place, contexts in _by_place(self.run.contexts).items():
             site = contexts[0].site
-            if site is None or place in told or len(contexts) < max(_AGAIN, len(self.run.calls) / 2):
+            # As often as calls come between them: what a library makes when it is imported is made once, be it five.
+            times = len({self._before(context) for context in contexts})
+            if site is None or place in told or times < max(_AGAIN, len(self.run.calls) / 2):
                 continue
             spent_s = [one.seconds for one in self.run.roots if one.site is not None and one.site.place == place]
             cost = f" {duration(sum(spent_s))} went into reading certificates." if spent_s else ""
@@ -268,6 +268,11 @@ class _Maker:
                 instead="context = ssl.create_default_context()",
             )
 
+    def _before(self, context: Context) -> tuple[int, int]:
+        """Its process, and how many calls had begun there."""
+        begun = sum(c.process == context.process and c.begin_s <= context.at_s for c in self.run.calls)
+        return context.process, begun
+
     def dropped(self) -> Iterator[Finding]:
         """Connections that one and the same client lost between its calls."""
         if not self.many_avoidable():
@@ -282,7 +287,7 @@ class _Maker:
         number = f"{count(len(colds), 'connection')} of {calls:,} calls"
         client = self._client_of(colds)
         site = client.site if client is not None else None
-        name = (site.made if site is not None else "") or (client.cls if client is not None else "")
+        name = (site.made or site.library if site is not None else "") or (client.cls if client is not None else "")
         evidence = [f"{number} would not have been needed."]
         now = instead = ""
         severity: Severity = "high" if self._handshake_s(colds) >= _HANDSHAKE_S else "medium"
@@ -374,8 +379,10 @@ class _Maker:
             severity="medium",
             title=f"Handshakes are {percent(saved_s / with_s)} of the p95 time to the first content",
             evidence=(
-                (f"It is {duration(with_s)}, and would be {duration(without_s)} without them. {len(cold):,} of "
-                f"{count(len(calls), 'call')} opened a connection."),
+                (
+                    f"It is {duration(with_s)}, and would be {duration(without_s)} without them. {len(cold):,} of "
+                    f"{count(len(calls), 'call')} opened a connection."
+                ),
             ),
             where=self._sites(cold),
             change="Open the connection before it is needed: a small request when the program starts.",

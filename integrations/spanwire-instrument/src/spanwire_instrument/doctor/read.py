@@ -97,7 +97,7 @@ class _Seen:
                 Client(number=line["client"], cls=line["cls"], process=process, site=site, inside=inside)
             )
         elif event == "context":
-            self.contexts.append(Context(process=process, site=site, inside=inside))
+            self.contexts.append(Context(at_s=float(line["t"]), process=process, site=site, inside=inside))
         elif event == "roots":
             self.roots.append(Roots(seconds=float(line["s"]), site=site))
         elif event == "lookup":
