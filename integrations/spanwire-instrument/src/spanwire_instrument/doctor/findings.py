@@ -414,7 +414,7 @@ class _Maker:
     def pool(self) -> Iterator[Finding]:
         """Calls that wait for a connection of a client that may have no more."""
         total_s = sum(call.total_s for call in self.whole)
-        waits = [call for call in self.whole if call.segment_s("queue", "local") > 0]
+        waits = [call for call in self.whole if self._waited_for_another(call)]
         wait_s = sum(call.segment_s("queue", "local") for call in waits)
         if not total_s or wait_s < max(_POOL * total_s, _NOTICED_S * len(waits)):
             return
@@ -442,6 +442,16 @@ class _Maker:
             change=f"Allow {peak:,} connections, or start fewer calls at once.",
             now=now,
             instead=instead,
+        )
+
+    def _waited_for_another(self, call: Call) -> bool:
+        """It got its connection when another call gave one back. Else it was the client that took its time: the first call
+        of a process may load modules for a tenth of a second."""
+        wait_s = call.segment_s("queue", "local")
+        return wait_s > 0 and any(
+            call.begin_s <= other.end_s <= call.begin_s + wait_s + _NOTICED_S and other.begin_s <= call.begin_s
+            for other in self.run.calls
+            if other is not call and (other.process, other.endpoint) == (call.process, call.endpoint)
         )
 
     def _limits(self, site: Site, client: Client, library: str, peak: int) -> tuple[str, str]:

@@ -40,15 +40,18 @@ def program(command: Sequence[str]) -> str:
     first = Path(command[0]).name
     if not first.lower().removesuffix(".exe").rstrip("0123456789.").endswith(("python", "pypy")):
         return first + (" ..." if len(command) > 1 else "")
-    shown = [first]
-    for at, word in enumerate(command[1:], 1):
-        if word == "-m" and at + 1 < len(command):
-            return " ".join([*shown, word, command[at + 1]]) + (" ..." if len(command) > at + 2 else "")
+    options = iter(command[1:])
+    rest = " ..." if len(command) > 2 else ""
+    for word in options:
         if word == "-c":
-            return " ".join([*shown, word, "..."])
-        if not word.startswith("-"):
-            return " ".join([*shown, Path(word).name]) + (" ..." if len(command) > at + 1 else "")
-    return first
+            return f"{first} -c ..."
+        if word == "-m":
+            return f"{first} -m {next(options, '')}" + (" ..." if next(options, None) is not None else "")
+        if word in ("-W", "-X"):
+            next(options, None)
+        elif not word.startswith("-"):
+            return f"{first} {Path(word).name}" + (" ..." if next(options, None) is not None else "")
+    return first + rest
 
 
 def to_json(report: Report) -> str:
@@ -89,7 +92,7 @@ def _report(report: Report) -> Iterator[Text]:
     left, right = f"spanwire doctor: {program(report.command)}", f"{end}, {duration(ended.wall_s)}"
     gap = _WIDTH - len(left) - len(right)
     if gap >= 2:
-        yield Text(left, "bold") + Text(" " * gap + right)
+        yield Text.assemble((left, "bold"), " " * gap + right)
     else:
         yield from (Text(line, "bold") for line in _wrap(left, ""))
         yield Text(right)
@@ -164,10 +167,10 @@ def _finding(finding: Finding, number: str) -> Iterator[Text]:
     title = _wrap(finding.title, "", _WIDTH - 3)
     if where and len(title) == 1 and len(title[0]) + len(where) + 5 <= _WIDTH:
         gap = " " * (_WIDTH - 3 - len(title[0]) - len(where))
-        yield Text(f"{number:<3}", style) + Text(title[0], style) + Text(gap + where)
+        yield Text.assemble((f"{number:<3}{title[0]}", style), gap + where)
     else:
         for at, line in enumerate(title):
-            yield Text(f"{number if not at else '':<3}", style) + Text(line, style)
+            yield Text(f"{number if not at else '':<3}{line}", style)
         if where:
             yield Text(indent + where)
     for other in finding.where[1:]:
@@ -176,10 +179,9 @@ def _finding(finding: Finding, number: str) -> Iterator[Text]:
         yield from (Text(line) for line in _wrap(sentence, indent))
     if finding.change:
         yield from (Text(line, "bold") for line in _wrap(finding.change, indent))
-    if finding.now:
-        yield Text(f"{indent}  - {finding.now}", "red")
-    if finding.instead:
-        yield Text(f"{indent}  + {finding.instead}", "green")
+    for sign, code, colour in (("-", finding.now, "red"), ("+", finding.instead, "green")):
+        if code:
+            yield from (Text(f"{indent}  {sign} {line}", colour) for line in _code(code, _WIDTH - 7))
     yield Text()
 
 
@@ -209,6 +211,19 @@ def _wrap(text: str, indent: str, width: int = _WIDTH) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [""]
+
+
+def _code(code: str, width: int) -> list[str]:
+    """One line, or broken after its first bracket, as formatters do; what stands behind ``#`` stays at the top."""
+    code, mark, comment = code.partition("  # ")
+    note = mark + comment
+    if len(code + note) <= width:
+        return [code + note]
+    begin, end = code.find("("), code.rfind(")")
+    if end != len(code) - 1 or begin < 0 or end == begin + 1:
+        return [*([note.strip()] if note else []), code]
+    inner = _code(code[begin + 1 : end], width - 4)
+    return [code[: begin + 1] + note, *("    " + line for line in inner), ")"]
 
 
 def _plain(text: str) -> Iterator[Text]:
