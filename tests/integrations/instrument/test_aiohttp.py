@@ -430,7 +430,7 @@ def test_litellm_on_aiohttp(provider: str, streamed: bool, monkeypatch: pytest.M
                 texts.append("".join([chunk.choices[0].delta.content or "" async for chunk in made]))
             else:
                 texts.append(made.choices[0].message.content)
-        await litellm.close_litellm_async_clients()  # type: ignore[no-untyped-call]
+        await litellm.close_litellm_async_clients()
         return texts
 
     with serving(hello(gap_s=0.001)) as server:
@@ -456,7 +456,7 @@ def test_litellm_with_a_shared_session() -> None:
                     shared_session=shared,
                 )  # fmt: skip
                 assert [chunk async for chunk in made]
-        await litellm.close_litellm_async_clients()  # type: ignore[no-untyped-call]
+        await litellm.close_litellm_async_clients()
         litellm.in_memory_llm_clients_cache.flush_cache()
 
     with serving(hello()) as server:

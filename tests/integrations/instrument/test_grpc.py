@@ -205,7 +205,7 @@ def test_a_stream_that_breaks(mode: str) -> None:
         found = []
         with pytest.raises(grpc.aio.AioRpcError):
             async for message in streaming(channel)(b"fail"):
-                found.append(message)
+                found += [message]
         return found
 
     found, seen, _ = play(mode, body, rules=RULES)

@@ -193,7 +193,7 @@ def test_calls_of_many_threads_on_one_client() -> None:
 
 
 def test_anthropics_sdk() -> None:
-    events = [
+    events: list[tuple[str, dict[str, Any]]] = [
         ("message_start", {"message": {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x",
                                        "content": [], "stop_reason": None, "stop_sequence": None,
                                        "usage": {"input_tokens": 3, "output_tokens": 1}}}),
@@ -341,7 +341,7 @@ def test_what_somebody_else_has_wrapped_since_is_left_to_them(monkeypatch: pytes
 
     monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", theirs)
     uninstrument()
-    assert httpx2.HTTPTransport.handle_request is theirs  # type: ignore[comparison-overlap]
+    assert httpx2.HTTPTransport.handle_request is theirs
     with serving(hello()) as server, httpx2.Client() as http:
         streamed(server, http)
     assert len(calls) == 1

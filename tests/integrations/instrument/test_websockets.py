@@ -64,7 +64,7 @@ async def responses(ws: ServerConnection) -> None:
 async def realtime(ws: ServerConnection) -> None:
     """A server of Realtime, which answers out of order, and once by itself."""
     await ws.send(json.dumps({"type": "session.created", "event_id": "e", "session": {"type": "realtime"}}))
-    waiting = []
+    waiting: list[str] = []
     async for message in ws:
         request = json.loads(message)
         if request["type"] == "input_audio_buffer.commit":
@@ -77,12 +77,12 @@ async def realtime(ws: ServerConnection) -> None:
 
 async def answer(ws: ServerConnection, ids: list[str]) -> None:
     for kind in ("response.created", "response.output_audio.delta", "response.done"):
-        for id in reversed(ids) if kind == "response.done" else ids:
+        for name in reversed(ids) if kind == "response.done" else ids:
             event: dict[str, Any] = {"type": kind, "event_id": "e"}
             if kind.endswith("delta"):
-                event |= {"response_id": id, "item_id": "i", "output_index": 0, "content_index": 0, "delta": "AAAA"}
+                event |= {"response_id": name, "item_id": "i", "output_index": 0, "content_index": 0, "delta": "AAAA"}
             else:
-                event["response"] = {"id": id, "object": "realtime.response", "status": "completed", "output": []}
+                event["response"] = {"id": name, "object": "realtime.response", "status": "completed", "output": []}
             await ws.send(json.dumps(event, indent=1))
 
 
