@@ -117,6 +117,7 @@ class _Common:
             settings=self.settings,
             headers=None if TRACE_HEADERS.isdisjoint(names) else headers_of(raw),
             bridged=bridged,
+            tailed=not self.asynchronous,
         )
         try:
             # A twin of it, since the user's own is what the response shows. By its attributes: making one anew would
@@ -301,14 +302,13 @@ class _TaskDrains:
 
     async def drain(self, watched: Watched, source: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
         """Read on at once where that waits for nobody, else in a task."""
-        origin, tail = watched.origin, watched.take_tail()
-        if tail is None or not self._book.wanted(origin):
-            if tail is not None:
-                tail.let_go()
+        origin = watched.origin
+        tail = watched.begin_tail() if self._book.wanted(origin) else None
+        if tail is None:
             await close()
             return
         loop = _running_loop()
-        if watched.end_is_here or tail.has_end or loop is None:  # other loops than asyncio's: for a shorter moment
+        if watched.end_is_here or loop is None:  # other loops than asyncio's: for a shorter moment
             tail.deadline_s = time.monotonic() + WAIT_S
             await self._read_on(origin, tail, source, close)
             return
@@ -406,24 +406,23 @@ def _make(hx: ModuleType) -> Family:
             if along.done_ns and not watched.stopped:
                 watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
-            while True:
-                try:
-                    data = next(source)
-                except StopIteration:
-                    break
-                except BaseException as error:
-                    watched.failed(error)
-                    raise
-                at_ns = clock()
-                if asked_ns - fed_ns >= PAUSE_NS:
-                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
-                feed(data, at_ns)
-                fed_ns = at_ns
-                yield data
-                asked_ns = clock()
-                witness.waited_ns += asked_ns - fed_ns
-                if along.done_ns and not watched.stopped:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
+            try:
+                for data in source:
+                    at_ns = clock()
+                    if asked_ns - fed_ns >= PAUSE_NS:
+                        witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                    feed(data, at_ns)
+                    fed_ns = at_ns
+                    yield data
+                    asked_ns = clock()
+                    witness.waited_ns += asked_ns - fed_ns
+                    if along.done_ns and not watched.stopped:
+                        watched.end("completed")  # who comes back after the terminal event waits for the connection
+            except GeneratorExit:  # closing tells how it ends
+                raise
+            except BaseException as error:
+                watched.failed(error)
+                raise
             self._ended = True
             watched.over()
 
@@ -466,24 +465,23 @@ def _make(hx: ModuleType) -> Family:
             if along.done_ns and not watched.stopped:
                 watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
-            while True:
-                try:
-                    data = await anext(source)
-                except StopAsyncIteration:
-                    break
-                except BaseException as error:
-                    watched.failed(error)
-                    raise
-                at_ns = clock()
-                if asked_ns - fed_ns >= PAUSE_NS:
-                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
-                feed(data, at_ns)
-                fed_ns = at_ns
-                yield data
-                asked_ns = clock()
-                witness.waited_ns += asked_ns - fed_ns
-                if along.done_ns and not watched.stopped:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
+            try:
+                async for data in source:
+                    at_ns = clock()
+                    if asked_ns - fed_ns >= PAUSE_NS:
+                        witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                    feed(data, at_ns)
+                    fed_ns = at_ns
+                    yield data
+                    asked_ns = clock()
+                    witness.waited_ns += asked_ns - fed_ns
+                    if along.done_ns and not watched.stopped:
+                        watched.end("completed")  # who comes back after the terminal event waits for the connection
+            except GeneratorExit:  # closing tells how it ends
+                raise
+            except BaseException as error:
+                watched.failed(error)
+                raise
             self._ended = True
             watched.over()
 
