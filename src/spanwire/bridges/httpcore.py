@@ -336,6 +336,11 @@ class TraceBridge:
         self._stopped = True
         self.left()
 
+    @property
+    def rtt_ns(self) -> int | None:
+        """What :meth:`rtt_min_ns` was when the answer's head came."""
+        return self._rtt_ns
+
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the server (Linux); None if unknown, or if a proxy stands between."""
         known = _known.get(self.stream) if self.stream is not None else None

@@ -94,28 +94,32 @@ class _Common:
             return None
 
     def _watch(self, request: Any, *, bridged: bool) -> tuple[Watched, Any] | None:
-        hx, url = self.hx, request.url
+        hx, url, raw = self.hx, request.url, request.headers.raw
+        content_type, traced = b"", False
+        for raw_name, value in raw:
+            name = raw_name.lower()
+            if name == b"content-type":
+                content_type = value
+            elif name in TRACE_HEADERS:
+                traced = True
         try:
             body = request.content
         except hx.RequestNotRead:
             body = None
-        path = url.path
-        asked = recognise(
-            request.method, url.host, path, request.headers.get("content-type", ""), body, self.settings.rules
-        )
+        host = url.raw_host.decode("ascii")
+        path = url.raw_path.partition(b"?")[0].decode("ascii")
+        asked = recognise(request.method, host, path, content_type.decode("latin-1"), body, self.settings.rules)
         if asked is None:
             return None
-        raw = request.headers.raw
-        names = {name.lower() for name, _ in raw}
         watched = Watched(
             asked,
             scheme=url.scheme,
-            host=url.raw_host.decode("ascii"),
+            host=host,
             port=url.port,
             engine=hx.__name__,
             id=self.id,
             settings=self.settings,
-            headers=None if TRACE_HEADERS.isdisjoint(names) else headers_of(raw),
+            headers=headers_of(raw) if traced else None,
             bridged=bridged,
             tailed=not self.asynchronous,
         )
@@ -126,9 +130,10 @@ class _Common:
             vars(sent).update(vars(request))
             if watched.bridge is not None:
                 sent.extensions = watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous)
-            added = watched.witness.headers() if TRACE_HEADERS.isdisjoint(names) else {}
-            more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
-            if more:
+            added = {} if traced else watched.witness.headers()
+            if added:
+                names = {name.lower() for name, _ in raw}
+                more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
                 sent.headers = hx.Headers([*raw, *more])
         except BaseException as error:
             watched.failed(error)

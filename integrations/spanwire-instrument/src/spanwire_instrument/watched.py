@@ -136,7 +136,7 @@ class Watched:
         headers = headers_of(raw_headers)
         if self.bridge is not None:
             self.bridge.answered(extensions.get("network_stream"), version.decode("latin-1"), at_ns)
-            self.witness.marks.rtt_ns = self.bridge.rtt_min_ns()
+            self.witness.marks.rtt_ns = self.bridge.rtt_ns
             at_ns = self.bridge.head_ns or at_ns
         self.witness.head(status, headers, at_ns)
         self.http11 = version == b"HTTP/1.1"
