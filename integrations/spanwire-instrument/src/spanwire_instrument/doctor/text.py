@@ -116,9 +116,6 @@ def _report(report: Report) -> Iterator[Text]:
     numbered = [finding for finding in report.findings if finding.severity != "note"]
     for number, finding in enumerate(numbered, 1):
         yield from _finding(finding, f"{number}.")
-    for finding in report.findings:
-        if finding.severity == "note":
-            yield from _finding(finding, "i")
     if not enough(run):
         yield from _plain(
             f"{count(sum(call.outcome == 'completed' for call in run.calls), 'complete call')}: too few to speak of shares and "
@@ -128,6 +125,9 @@ def _report(report: Report) -> Iterator[Text]:
     elif not numbered:
         yield Text("Nothing to fix.", "bold green")
         yield Text()
+    for finding in report.findings:
+        if finding.severity == "note":
+            yield from _finding(finding, "i")
     yield from _split(run)
 
 
