@@ -6,11 +6,12 @@ happened as such, such as a retry, is said however few there were. A finding nev
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 import msgspec
@@ -149,6 +150,12 @@ class _Maker:
         self.code = code
         self.whole = _whole(run)
         self.cold = avoidable(run.calls)
+        self.begun: dict[int, list[float]] = defaultdict(list)
+        self.ends: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for call in sorted(run.calls, key=lambda call: call.begin_s):
+            self.begun[call.process].append(call.begin_s)
+        for call in sorted(run.calls, key=lambda call: call.end_s):
+            self.ends[call.process, call.endpoint].append(call.end_s)
         self.clients: dict[tuple[int, int], Client] = {
             (client.process, client.number): client for client in run.clients
         }
@@ -270,8 +277,7 @@ class _Maker:
 
     def _before(self, context: Context) -> tuple[int, int]:
         """Its process, and how many calls had begun there."""
-        begun = sum(c.process == context.process and c.begin_s <= context.at_s for c in self.run.calls)
-        return context.process, begun
+        return context.process, bisect_right(self.begun[context.process], context.at_s)
 
     def dropped(self) -> Iterator[Finding]:
         """Connections that one and the same client lost between its calls."""
@@ -448,11 +454,9 @@ class _Maker:
         """It got its connection when another call gave one back. Else it was the client that took its time: the first call
         of a process may load modules for a tenth of a second."""
         wait_s = call.segment_s("queue", "local")
-        return wait_s > 0 and any(
-            call.begin_s <= other.end_s <= call.begin_s + wait_s + _NOTICED_S and other.begin_s <= call.begin_s
-            for other in self.run.calls
-            if other is not call and (other.process, other.endpoint) == (call.process, call.endpoint)
-        )
+        ends = self.ends[call.process, call.endpoint]
+        first = bisect_left(ends, call.begin_s)
+        return wait_s > 0 and first < len(ends) and ends[first] <= call.begin_s + wait_s + min(_NOTICED_S, wait_s)
 
     def _limits(self, site: Site, client: Client, library: str, peak: int) -> tuple[str, str]:
         if client.cls == "aiohttp.ClientSession":
@@ -474,32 +478,23 @@ class _Maker:
         for call in self.run.calls:
             if call.inside:
                 groups[call.process, call.inside].append(call)
-        by_site: dict[tuple[str, int] | None, list[tuple[list[Call], int]]] = defaultdict(list)
+        by_site: dict[tuple[str, int] | None, list[tuple[Call, Call]]] = defaultdict(list)
         for calls in groups.values():
-            again = sum(
-                1
-                for before, after in itertools.pairwise(calls)
-                if before.error
-                and after.begin_s >= before.end_s
-                and (after.endpoint, after.model) == (before.endpoint, before.model)
-            )
-            if again:
-                site = calls[0].site
-                by_site[None if site is None else site.place].append((calls, again))
-        for some in by_site.values():
-            yield self._retried(some)
+            for before, after in pairwise(calls):
+                alike = (after.endpoint, after.model) == (before.endpoint, before.model)
+                if before.error and alike and after.begin_s >= before.end_s:
+                    by_site[None if before.site is None else before.site.place].append((before, after))
+        for pairs in by_site.values():
+            yield self._retried(pairs)
 
-    def _retried(self, some: list[tuple[list[Call], int]]) -> Finding:
-        site = some[0][0][0].site
-        library = site.library if site is not None else ""
-        again = sum(number for _, number in some)
-        errors = Counter(call.error for calls, _ in some for call in calls if call.error)
-        lost_s = 0.0
-        for calls, _ in some:
-            for before, after in itertools.pairwise(calls):
-                if before.error:
-                    lost_s += max(0.0, after.begin_s - before.begin_s)
-        client = self.clients.get((some[0][0][0].process, some[0][0][0].client))
+    def _retried(self, pairs: list[tuple[Call, Call]]) -> Finding:
+        """Of one line: each request that failed, and the one that followed it."""
+        first = pairs[0][0]
+        site, library = first.site, first.site.library if first.site is not None else ""
+        calls = len({(before.process, before.inside) for before, _ in pairs})
+        errors = Counter(before.error for before, _ in pairs)
+        lost_s = sum(after.begin_s - before.begin_s for before, after in pairs)
+        client = self.clients.get((first.process, first.client))
         made = client.site if client is not None else None
         now = instead = ""
         if made is not None and library in ("openai", "anthropic") and made.made.startswith(library):
@@ -509,7 +504,7 @@ class _Maker:
             severity="medium",
             title=f"{library or 'A library'} sends requests again, and does not say so",
             evidence=(
-                f"{count(again, 'request')} more than the program asked for, in {count(len(some), 'call')}: after "
+                f"{count(len(pairs), 'request')} more than the program asked for, in {count(calls, 'call')}: after "
                 + ", ".join(f"{number} {name}" for name, number in errors.items())
                 + ".",
                 f"{duration(lost_s)} went into attempts that failed, and into the pauses after them.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -34,31 +35,33 @@ def avoidable(calls: Iterable[Call]) -> list[Cold]:
     for call in sorted(calls, key=lambda call: call.begin_s):
         if call.process and call.reused is not None:
             groups[call.process, call.endpoint].append(call)
-    found: list[Cold] = []
-    for group in groups.values():
-        needed = 0
-        for at, call in enumerate(group):
-            if call.reused:
-                continue
-            earlier = group[:at]
-            ended = [one for one in earlier if one.end_s <= call.begin_s]
-            if needed > at - len(ended) and ended:
-                before = max(ended, key=lambda one: one.end_s)
-                found.append(Cold(call, before, _why(call, before, earlier)))
+    return [cold for group in groups.values() for cold in _avoidable(group)]
+
+
+def _avoidable(group: Iterable[Call]) -> Iterator[Cold]:
+    """Of one process and one endpoint, in the order of their begin."""
+    running: list[tuple[float, int, Call]] = []
+    last: Call | None = None  # that has ended last
+    last_of: dict[int, Call] = {}  # the same for each client
+    needed = 0
+    for number, call in enumerate(group):
+        while running and running[0][0] <= call.begin_s:
+            last = heapq.heappop(running)[2]
+            last_of[last.client] = last
+        if not call.reused:
+            if last is not None and needed > len(running):
+                yield Cold(call, last, _why(call, last_of.get(call.client) if call.client else last))
             else:
                 needed += 1
-    return found
+        heapq.heappush(running, (call.end_s, number, call))
 
 
-def _why(call: Call, before: Call, earlier: Sequence[Call]) -> Why:
-    if call.client:
-        same = [one for one in earlier if one.client == call.client and one.end_s <= call.begin_s]
-        if not same:
-            return "client"
-        before = max(same, key=lambda one: one.end_s)
-    expires_s = EXPIRES_S.get(call.transport)
+def _why(call: Call, before: Call | None) -> Why:
+    if before is None:
+        return "client"
     if before.outcome != "completed":
         return "left"
+    expires_s = EXPIRES_S.get(call.transport)
     if expires_s is not None and call.begin_s - before.end_s >= expires_s:
         return "idle"
     if before.streamed and before.protocol in ("", "http/1.1"):

@@ -1,6 +1,6 @@
 """Found first on PYTHONPATH by every Python that ``spanwire doctor`` starts, or that those start.
 
-It may run in any version of Python, and in environments without spanwire, of which it leaves a note. Whatever goes wrong,
+It may run in any Python 3, and in environments without spanwire, of which it leaves a note. Whatever goes wrong,
 the program runs. A ``sitecustomize`` that this one stands before is run as well.
 """
 
