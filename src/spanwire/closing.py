@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .endpoint import Endpoint
 from .timeline import AttemptRecord, CallRecord, ConnectionUse
-from .timing.edge import is_edge
-from .timing.precedence import choose
 from .transport import Head
 
 if TYPE_CHECKING:
@@ -19,6 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["end_at_last_activity", "hear_timing", "reach", "with_rtt"]
 
 _log = logging.getLogger("spanwire.manager")
+
+
+_found: Any = None
+
+
+def _tools() -> Any:
+    """Loaded with the first call that ends, as the tables are, and not with `import spanwire`."""
+    global _found
+    if _found is None:
+        from .timing import edge, precedence
+
+        _found = SimpleNamespace(choose=precedence.choose, is_edge=edge.is_edge)
+    return _found
 
 
 def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: AttemptRecord) -> bool:
@@ -41,8 +53,9 @@ def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: Atte
                 body=late[0] if late and not streamed else None,
                 trailers=head.trailers,
             )
-            record.reported = choose(readings, streamed=streamed)
-        return is_edge(headers)
+            record.reported = _tools().choose(readings, streamed=streamed)
+        edge: bool = _tools().is_edge(headers)
+        return edge
     except Exception:  # noqa: BLE001 - nothing that a server or a plugin says of its time may cost a call
         _log.warning("the server's timing could not be read", exc_info=True)
         return False
