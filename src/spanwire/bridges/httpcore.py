@@ -91,6 +91,7 @@ class TraceBridge:
         id: of the connection, for as long as nothing is known of it.
         on_event: called after each event with its name, and the stream that was made or is used, else None. It may
             raise, which ends the request.
+        every_event: it wants those too that mark nothing.
 
     Attributes:
         head_ns: when the answer's head was there, 0 before.
@@ -109,6 +110,7 @@ class TraceBridge:
         "_on_event",
         "_origin",
         "_rtt_ns",
+        "_skips",
         "_stopped",
         "_tunnel",
         "_upgraded",
@@ -125,11 +127,13 @@ class TraceBridge:
         engine: str,
         id: str,
         on_event: Callable[[str, Any], None] | None = None,
+        every_event: bool = True,
     ) -> None:
         self._marks = marks
         self._engine = engine
         self._origin = ("", 0)
         self._on_event = on_event
+        self._skips = on_event is None or not every_event
         self._begin_ns = 0
         self.waiting = False
         self._connect_ns = 0  # when this exchange began to connect by itself, and what has come of it
@@ -177,7 +181,7 @@ class TraceBridge:
         return merged
 
     def _traced(self, name: str, info: Mapping[str, Any]) -> None:
-        if name in _DULL and self._on_event is None and not self.waiting:
+        if name in _DULL and self._skips and not self.waiting:
             return
         at_ns = time.perf_counter_ns()
         self.event(name, info, at_ns)
@@ -331,6 +335,11 @@ class TraceBridge:
         """Nothing that happens from now on is marked: the exchange's books are closed."""
         self._stopped = True
         self.left()
+
+    @property
+    def rtt_ns(self) -> int | None:
+        """What :meth:`rtt_min_ns` was when the answer's head came."""
+        return self._rtt_ns
 
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the server (Linux); None if unknown, or if a proxy stands between."""

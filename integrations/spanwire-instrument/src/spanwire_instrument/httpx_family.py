@@ -94,29 +94,34 @@ class _Common:
             return None
 
     def _watch(self, request: Any, *, bridged: bool) -> tuple[Watched, Any] | None:
-        hx, url = self.hx, request.url
+        hx, url, raw = self.hx, request.url, request.headers.raw
+        content_type, traced = b"", False
+        for raw_name, value in raw:
+            name = raw_name.lower()
+            if name == b"content-type":
+                content_type = value
+            elif name in TRACE_HEADERS:
+                traced = True
         try:
             body = request.content
         except hx.RequestNotRead:
             body = None
-        path = url.path
-        asked = recognise(
-            request.method, url.host, path, request.headers.get("content-type", ""), body, self.settings.rules
-        )
+        host = url.raw_host.decode("ascii")
+        path = url.raw_path.partition(b"?")[0].decode("ascii")
+        asked = recognise(request.method, host, path, content_type.decode("latin-1"), body, self.settings.rules)
         if asked is None:
             return None
-        raw = request.headers.raw
-        names = {name.lower() for name, _ in raw}
         watched = Watched(
             asked,
             scheme=url.scheme,
-            host=url.raw_host.decode("ascii"),
+            host=host,
             port=url.port,
             engine=hx.__name__,
             id=self.id,
             settings=self.settings,
-            headers=None if TRACE_HEADERS.isdisjoint(names) else headers_of(raw),
+            headers=headers_of(raw) if traced else None,
             bridged=bridged,
+            tailed=not self.asynchronous,
         )
         try:
             # A twin of it, since the user's own is what the response shows. By its attributes: making one anew would
@@ -125,9 +130,10 @@ class _Common:
             vars(sent).update(vars(request))
             if watched.bridge is not None:
                 sent.extensions = watched.bridge.extensions(request.extensions, asynchronous=self.asynchronous)
-            added = watched.witness.headers() if TRACE_HEADERS.isdisjoint(names) else {}
-            more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
-            if more:
+            added = {} if traced else watched.witness.headers()
+            if added:
+                names = {name.lower() for name, _ in raw}
+                more = [(key, value.encode()) for name, value in added.items() if (key := name.encode()) not in names]
                 sent.headers = hx.Headers([*raw, *more])
         except BaseException as error:
             watched.failed(error)
@@ -301,14 +307,13 @@ class _TaskDrains:
 
     async def drain(self, watched: Watched, source: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
         """Read on at once where that waits for nobody, else in a task."""
-        origin, tail = watched.origin, watched.take_tail()
-        if tail is None or not self._book.wanted(origin):
-            if tail is not None:
-                tail.let_go()
+        origin = watched.origin
+        tail = watched.begin_tail() if self._book.wanted(origin) else None
+        if tail is None:
             await close()
             return
         loop = _running_loop()
-        if watched.end_is_here or tail.has_end or loop is None:  # other loops than asyncio's: for a shorter moment
+        if watched.end_is_here or loop is None:  # other loops than asyncio's: for a shorter moment
             tail.deadline_s = time.monotonic() + WAIT_S
             await self._read_on(origin, tail, source, close)
             return
@@ -406,24 +411,23 @@ def _make(hx: ModuleType) -> Family:
             if along.done_ns and not watched.stopped:
                 watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
-            while True:
-                try:
-                    data = next(source)
-                except StopIteration:
-                    break
-                except BaseException as error:
-                    watched.failed(error)
-                    raise
-                at_ns = clock()
-                if asked_ns - fed_ns >= PAUSE_NS:
-                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
-                feed(data, at_ns)
-                fed_ns = at_ns
-                yield data
-                asked_ns = clock()
-                witness.waited_ns += asked_ns - fed_ns
-                if along.done_ns and not watched.stopped:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
+            try:
+                for data in source:
+                    at_ns = clock()
+                    if asked_ns - fed_ns >= PAUSE_NS:
+                        witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                    feed(data, at_ns)
+                    fed_ns = at_ns
+                    yield data
+                    asked_ns = clock()
+                    witness.waited_ns += asked_ns - fed_ns
+                    if along.done_ns and not watched.stopped:
+                        watched.end("completed")  # who comes back after the terminal event waits for the connection
+            except GeneratorExit:  # closing tells how it ends
+                raise
+            except BaseException as error:
+                watched.failed(error)
+                raise
             self._ended = True
             watched.over()
 
@@ -466,24 +470,23 @@ def _make(hx: ModuleType) -> Family:
             if along.done_ns and not watched.stopped:
                 watched.end("completed")  # an SDK that drains by itself
             fed_ns = asked_ns = clock()
-            while True:
-                try:
-                    data = await anext(source)
-                except StopAsyncIteration:
-                    break
-                except BaseException as error:
-                    watched.failed(error)
-                    raise
-                at_ns = clock()
-                if asked_ns - fed_ns >= PAUSE_NS:
-                    witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
-                feed(data, at_ns)
-                fed_ns = at_ns
-                yield data
-                asked_ns = clock()
-                witness.waited_ns += asked_ns - fed_ns
-                if along.done_ns and not watched.stopped:
-                    watched.end("completed")  # who comes back after the terminal event waits for the connection
+            try:
+                async for data in source:
+                    at_ns = clock()
+                    if asked_ns - fed_ns >= PAUSE_NS:
+                        witness.paused(asked_ns - fed_ns, at_ns - asked_ns)
+                    feed(data, at_ns)
+                    fed_ns = at_ns
+                    yield data
+                    asked_ns = clock()
+                    witness.waited_ns += asked_ns - fed_ns
+                    if along.done_ns and not watched.stopped:
+                        watched.end("completed")  # who comes back after the terminal event waits for the connection
+            except GeneratorExit:  # closing tells how it ends
+                raise
+            except BaseException as error:
+                watched.failed(error)
+                raise
             self._ended = True
             watched.over()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -117,14 +118,19 @@ class Rules(msgspec.Struct, frozen=True):
         for ending, operation in self.paths.items():
             if path.endswith(ending):
                 return _API(operation, ())
-        end = _END.search(path)
-        if end is None:
-            return None
-        text = end[0]
-        found = _ENDINGS.get(text)
-        if found is None and text[0] == "/":  # the last step alone
-            found = _ENDINGS.get(text[text.rfind("/") :])
-        return found
+        return _known_api(path)
+
+
+@lru_cache(maxsize=256)
+def _known_api(path: str) -> _API | None:
+    end = _END.search(path)
+    if end is None:
+        return None
+    text = end[0]
+    found = _ENDINGS.get(text)
+    if found is None and text[0] == "/":  # the last step alone
+        found = _ENDINGS.get(text[text.rfind("/") :])
+    return found
 
 
 def _is_host(host: str, rule: str) -> bool:

@@ -71,6 +71,7 @@ class Watched:
         engine, id: the library's name, and that of a connection of which nothing is known.
         headers: the request's own, where a trace is among them.
         bridged: the client tells what it does by httpcore's trace events.
+        tailed: follow what is read from the connection, so that :attr:`end_is_here` knows. A synchronous drain needs it.
 
     Attributes:
         origin: host and port, to which the drain's experience belongs.
@@ -92,6 +93,7 @@ class Watched:
         settings: Settings,
         headers: Mapping[str, str] | None,
         bridged: bool = True,
+        tailed: bool = True,
     ) -> None:
         manager = settings.manager
         more: dict[str, Any] = {}
@@ -116,8 +118,8 @@ class Watched:
         self._tails = _Tails()  # apart, so that nothing here refers to itself and waits for the garbage collector
         self.bridge: TraceBridge | None = None
         if bridged:
-            on_event = self._tails.on_event if asked.streamed and settings.drain else None
-            self.bridge = TraceBridge(self.witness.marks, engine=engine, id=id, on_event=on_event)
+            on_event = self._tails.on_event if tailed and asked.streamed and settings.drain else None
+            self.bridge = TraceBridge(self.witness.marks, engine=engine, id=id, on_event=on_event, every_event=False)
             self.bridge.to(self.origin)
 
     def handed_over(self) -> None:
@@ -134,7 +136,7 @@ class Watched:
         headers = headers_of(raw_headers)
         if self.bridge is not None:
             self.bridge.answered(extensions.get("network_stream"), version.decode("latin-1"), at_ns)
-            self.witness.marks.rtt_ns = self.bridge.rtt_min_ns()
+            self.witness.marks.rtt_ns = self.bridge.rtt_ns
             at_ns = self.bridge.head_ns or at_ns
         self.witness.head(status, headers, at_ns)
         self.http11 = version == b"HTTP/1.1"
@@ -201,6 +203,14 @@ class Watched:
     def let_go(self) -> None:
         """Nothing of the connection is looked at any more. A second call is harmless."""
         self._tails.let_go()
+
+    def begin_tail(self) -> Tail | None:
+        """Follow the connection from now on; for the drain, which lets it go. None if that is not possible."""
+        stream = self.bridge.stream if self.bridge is not None else None
+        try:
+            return None if stream is None else Tail.on(stream)
+        except Exception:  # noqa: BLE001 - a stream of another kind
+            return None
 
     def take_tail(self) -> Tail | None:
         """For the drain, which lets it go."""
