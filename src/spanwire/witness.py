@@ -260,12 +260,16 @@ class Witness:
         marks.first_byte_ns = marks.first_byte_ns or at_ns
         self._head.status = status
         self._head.headers = headers
-        self.along = Along(
-            status=status,
-            content_type=headers.get("content-type", ""),
-            content_encoding=headers.get("content-encoding", ""),
-        )
         self._fed_ns = 0
+        try:
+            self.along = Along(
+                status=status,
+                content_type=headers.get("content-type", ""),
+                content_encoding=headers.get("content-encoding", ""),
+            )
+        except Exception:  # noqa: BLE001 - a decoder of another library, which does not work as it should
+            _log.warning("an answer cannot be read along", exc_info=True)
+            self.along = Along(content_encoding="unknown")
 
     def feed(self, data: bytes, at_ns: int, asked_ns: int = 0) -> None:
         """A piece of the body, as it came over the wire: transfer coding removed, content coding not.

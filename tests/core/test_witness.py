@@ -397,3 +397,17 @@ def test_the_default_manager_is_asked_where_nothing_is_given(seen: Seen, monkeyp
         _ = witness.timeline
     witness.end("completed")
     assert len(seen.timelines) == 1
+
+
+def test_a_decoder_that_does_not_work_costs_no_call(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_coding: str) -> Any:
+        raise AttributeError("Decompressor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spanwire.wire.along._WBITS", {})
+        patch.setattr("spanwire.wire.along.importlib.import_module", broken)
+        witness = seen.begin()
+        witness.head(200, {**HEADERS, "content-encoding": "br"}, now())
+        witness.feed(b"x", now())
+        witness.end("completed")
+    assert seen.timelines[0].outcome == "completed"

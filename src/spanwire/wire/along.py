@@ -179,6 +179,8 @@ class Along:
 
     def feed(self, data: bytes, at_ns: int) -> None:
         """The next bytes of the body as they came over the wire, and when. Never raises."""
+        if type(data) is not bytes:  # a view of another library's buffer
+            data = bytes(data)
         self.bytes += len(data)
         if self.done_ns:
             return  # what comes after the terminal event belongs to nobody
@@ -441,7 +443,9 @@ class Along:
         if isinstance(candidates, list) or "usageMetadata" in event:
             self._marks = _CANDIDATES
             self._count(event.get("usageMetadata"))
-            found = [self._candidate(one) for one in candidates or () if isinstance(one, dict)]
+            if not isinstance(candidates, list):
+                return False
+            found = [self._candidate(one) for one in candidates if isinstance(one, dict)]
             return any(found)
         kind = event.get("type")
         if isinstance(kind, str):

@@ -355,6 +355,20 @@ def test_what_is_too_big_is_only_timed() -> None:
         reader.end()
 
 
+def test_views_of_buffers_are_taken_too() -> None:
+    reader = along()
+    for piece in CHAT:
+        reader.feed(memoryview(bytearray(piece)), 1)  # type: ignore[arg-type]
+    assert (reader.finish_reason, reader.first_content_ns) == ("stop", 1)
+
+
+def test_candidates_that_are_no_list_are_none() -> None:
+    reader = along()
+    reader.feed(sse({"candidates": 1, "usageMetadata": None})[0], 1)
+    reader.feed(CHAT[-3], 2)
+    assert (reader.finish_reason, reader.blind) == ("stop", None)
+
+
 def test_an_error_status_has_no_content() -> None:
     reader = Along(status=503, content_type="text/event-stream")
     reader.feed(CHAT[1], 1)
@@ -403,7 +417,8 @@ def test_no_shape_of_json_breaks_it(event: Any) -> None:
     reader = along()
     reader.feed(sse(event if isinstance(event, dict) else {"choices": event})[0], 1)
     reader.feed(CHAT[-3], 2)
-    assert reader.finish_reason is not None
+    reader.end()
+    assert reader.blind is None
     whole = Along()
     whole.feed(json.dumps({"choices": event}).encode(), 1)
     whole.end()

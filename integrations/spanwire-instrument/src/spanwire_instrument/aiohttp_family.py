@@ -554,7 +554,7 @@ def patch_aiohttp(aiohttp: ModuleType, patches: Patches, settings: Settings) -> 
             if (
                 method not in ("POST", "post")
                 or not patches.on
-                or settings.rules.api(_path_of(str_or_url, self)) is None
+                or not _seems_inference(str_or_url, self, settings.rules)
                 or watching.get() is not None
                 or any(isinstance(one, config_class) for one in self._trace_configs)
             ):
@@ -578,14 +578,18 @@ def patch_aiohttp(aiohttp: ModuleType, patches: Patches, settings: Settings) -> 
     patches.replace(ResponseHandler, "__init__", connected)
 
 
-def _path_of(asked: Any, session: Any) -> str:
-    """Before the library has looked at it."""
-    url: str = asked if isinstance(asked, str) else str(asked)
-    for end in "?#":
-        cut = url.find(end)
-        if cut >= 0:
-            url = url[:cut]
-    if "://" not in url:  # on the session's own base, which ends with a slash
-        base = getattr(session, "_base_url", None)
-        url = f"{base or '/'}{url}"
-    return url
+def _seems_inference(asked: Any, session: Any, rules: Rules) -> bool:
+    """By the end of its address, before the library has looked at it: cheap, since every POST comes here."""
+    if isinstance(asked, str):
+        url, relative = asked, "://" not in asked
+        for end in "?#":
+            cut = url.find(end)
+            if cut >= 0:
+                url = url[:cut]
+    else:
+        url, relative = str(getattr(asked, "raw_path", "")), not getattr(asked, "absolute", True)
+    if relative:  # on the session's own base, which ends with a slash
+        url = f"{getattr(session, '_base_url', None) or '/'}{url}"
+    if not rules.paths:  # the last two steps are all that is looked at
+        url = url[max(url.rfind("/", 0, url.rfind("/")), 0) :]
+    return rules.api(url) is not None
