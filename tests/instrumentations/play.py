@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import json
 import logging
@@ -47,6 +48,7 @@ SETS: dict[str, list[str]] = {
     "langchain": ["genai-langchain", "openllmetry-langchain", "openinference-langchain", "all"],
     "litellm": ["openinference-litellm", "callback", "openinference-litellm callback", "all"],
     "openai": ["genai-openai", "openllmetry-openai", "openinference-openai", "all"],
+    "zero": ["httpx", "genai-openai", "openllmetry-openai", "openinference-openai", "all"],
 }
 ALL = " ".join(TOOLS)
 
@@ -169,6 +171,31 @@ async def through_openai(url: str, *, streamed: bool) -> None:
         await client.close()
 
 
+async def without_code(url: str, way: str) -> None:
+    """The SDK as anybody uses it, in a process that is instrumented by us too."""
+    import openai
+    import spanwire_instrument
+
+    spanwire_instrument.instrument()
+    streamed = way.endswith("stream")
+
+    def synchronous() -> None:
+        with openai.OpenAI(api_key="k", base_url=url) as client:
+            made: Any = client.chat.completions.create(model="m", messages=MESSAGES, stream=streamed)  # type: ignore[arg-type]
+            assert list(made) if streamed else made
+
+    if way.startswith("sync"):
+        context = contextvars.copy_context()
+        await asyncio.to_thread(context.run, synchronous)
+        return
+    http_client = openai.DefaultAioHttpClient() if way.startswith("aiohttp") else None
+    async with openai.AsyncOpenAI(api_key="k", base_url=url, http_client=http_client) as client:
+        made: Any = await client.chat.completions.create(model="m", messages=MESSAGES, stream=streamed)  # type: ignore[arg-type]
+        if streamed:
+            async for _ in made:
+                pass
+
+
 async def through_langchain(url: str, way: str) -> None:
     from langchain_spanwire import ChatSpanwire
 
@@ -221,6 +248,10 @@ SUBJECTS: dict[str, Mapping[str, Way]] = {
     "litellm": {
         "whole": lambda url: through_litellm(url, streamed=False),
         "stream": lambda url: through_litellm(url, streamed=True),
+    },
+    "zero": {
+        way: lambda url, way=way: without_code(url, way)  # type: ignore[misc]
+        for way in ("whole", "stream", "sync whole", "sync stream", "aiohttp whole", "aiohttp stream")
     },
     "openai": {
         "whole": lambda url: through_openai(url, streamed=False),

@@ -69,7 +69,24 @@ def test_below_litellm(played: dict[str, Any], tools: str, way: str) -> None:
     check(seen(played, "litellm", tools, way), 1)
 
 
-def check(found: Seen, theirs: int) -> None:
+@pytest.mark.parametrize("way", ["whole", "stream", "sync whole", "sync stream", "aiohttp whole", "aiohttp stream"])
+@pytest.mark.parametrize("tools", ["genai-openai", "openllmetry-openai", "openinference-openai", "all"])
+def test_below_an_sdk_without_a_line_of_code(played: dict[str, Any], tools: str, way: str) -> None:
+    found = seen(played, "zero", tools, way)
+    # A request that has its trace keeps it.
+    by = "openai.chat" if tools in ("openllmetry-openai", "all") else "spanwire.attempt"
+    check(found, 1 if tools != "all" else 3, by)
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "sync whole", "sync stream", "aiohttp whole", "aiohttp stream"])
+def test_without_a_line_of_code_and_nothing_outside_it_is_the_call(played: dict[str, Any], way: str) -> None:
+    found = seen(played, "zero", "httpx", way)
+    assert found.model_calls == [found.ours]
+    assert found.ours["name"] == "chat m"
+    assert [header.split("-")[1:3] for header in found.sent] == [[found.trace, found.ours["id"]]]
+
+
+def check(found: Seen, theirs: int, sent_by: str = "spanwire.attempt") -> None:
     assert len(found.model_calls) == theirs
     ours = found.ours
     assert ours["name"] == "spanwire.attempt"
@@ -81,7 +98,8 @@ def check(found: Seen, theirs: int) -> None:
     assert outer["attributes"]["spanwire.outcome"] == "completed"
     assert "spanwire.segment.client.duration" in outer["attributes"]
     # And the server is asked for by ours.
-    assert [header.split("-")[1:3] for header in found.sent] == [[found.trace, ours["id"]]]
+    (sender,) = [span for span in found.spans if span["name"] == sent_by]
+    assert [header.split("-")[1:3] for header in found.sent] == [[found.trace, sender["id"]]]
     assert not [line for line in found.log if "spanwire" in line]
 
 

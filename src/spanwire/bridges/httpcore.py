@@ -28,7 +28,7 @@ from ..net.sockets import min_rtt_ns
 from ..pool import _ids
 from ..timeline import ConnectionUse, Marks
 
-__all__ = ["TraceBridge", "new_connection_id", "shut_down"]
+__all__ = ["TraceBridge", "is_watched", "new_connection_id", "shut_down"]
 
 #: Waits below this are the client's own work before it sends, not a wait for its pool, in ns. Measured: 0.1 to 0.5 ms.
 _MEASURABLE_NS = 1_000_000
@@ -40,6 +40,20 @@ _PARTS = {
     "setup_socks5_connection": "proxy",
     "send_connection_init": "upgrade",
 }
+#: Events that mark nothing.
+_DULL = frozenset(
+    f"{prefix}.{event}"
+    for prefix in ("http11", "http2")
+    for event in (
+        "send_request_headers.complete",
+        "send_request_body.started",
+        "receive_response_headers.started",
+        "receive_response_body.started",
+        "receive_response_body.complete",
+        "response_closed.started",
+        "response_closed.complete",
+    )
+)
 _CONNECTS = frozenset({"connect_tcp", "connect_unix_socket"})
 _PROTOCOLS = {"http11": "http/1.1", "http2": "h2"}
 
@@ -77,6 +91,7 @@ class TraceBridge:
         id: of the connection, for as long as nothing is known of it.
         on_event: called after each event with its name, and the stream that was made or is used, else None. It may
             raise, which ends the request.
+        every_event: it wants those too that mark nothing.
 
     Attributes:
         head_ns: when the answer's head was there, 0 before.
@@ -95,6 +110,7 @@ class TraceBridge:
         "_on_event",
         "_origin",
         "_rtt_ns",
+        "_skips",
         "_stopped",
         "_tunnel",
         "_upgraded",
@@ -111,11 +127,13 @@ class TraceBridge:
         engine: str,
         id: str,
         on_event: Callable[[str, Any], None] | None = None,
+        every_event: bool = True,
     ) -> None:
         self._marks = marks
         self._engine = engine
         self._origin = ("", 0)
         self._on_event = on_event
+        self._skips = on_event is None or not every_event
         self._begin_ns = 0
         self.waiting = False
         self._connect_ns = 0  # when this exchange began to connect by itself, and what has come of it
@@ -163,6 +181,8 @@ class TraceBridge:
         return merged
 
     def _traced(self, name: str, info: Mapping[str, Any]) -> None:
+        if name in _DULL and self._skips and not self.waiting:
+            return
         at_ns = time.perf_counter_ns()
         self.event(name, info, at_ns)
         stream = None
@@ -316,6 +336,11 @@ class TraceBridge:
         self._stopped = True
         self.left()
 
+    @property
+    def rtt_ns(self) -> int | None:
+        """What :meth:`rtt_min_ns` was when the answer's head came."""
+        return self._rtt_ns
+
     def rtt_min_ns(self) -> int | None:
         """The kernel's minimum round trip to the server (Linux); None if unknown, or if a proxy stands between."""
         known = _known.get(self.stream) if self.stream is not None else None
@@ -338,6 +363,11 @@ class _Timeouts(dict[str, Any]):
         if key == "pool":
             self._on_pool()
         return super().get(key, default)
+
+
+def is_watched(extensions: Mapping[str, Any]) -> bool:
+    """Whether a request's extensions were made by a :class:`TraceBridge`: somebody above keeps its books already."""
+    return isinstance(extensions.get("timeout"), _Timeouts)
 
 
 def _stream_in(info: Mapping[str, Any]) -> Any:

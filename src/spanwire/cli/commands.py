@@ -1,6 +1,7 @@
 """Commands that plugins bring: entry points of ``spanwire.commands``, each a ``typer.Typer`` under the entry's name.
 
-They are loaded when they are asked for or listed. A broken one is a warning on stderr and nothing else.
+Its commands stand below that name: ``spanwire jobs show``. An application of a single command of that very name is the
+command itself: ``spanwire doctor``. They are loaded when they are asked for or listed. A broken one is a warning on stderr and nothing else.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from importlib import metadata
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_group
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
 from ..errors import SpanwireError
 from ..plugins import _disabled, _dist_name
@@ -57,7 +58,7 @@ class SpanwireGroup(TyperGroup):
     def _plugin(self, name: str) -> Any:
         found = self._plugins().get(name)
         # By what it is not: the backport `importlib_metadata`, once imported, gives entry points of a class of its own.
-        if found is not None and not isinstance(found, TyperGroup):
+        if found is not None and not isinstance(found, (TyperCommand, TyperGroup)):
             found = self._plugins()[name] = _load(found)
         return found
 
@@ -65,7 +66,9 @@ class SpanwireGroup(TyperGroup):
 def _load(entry: metadata.EntryPoint) -> Any:
     try:
         app: typer.Typer = entry.load()
-        command = get_group(app)  # checks the commands' signatures; fails on what is no Typer
+        group = get_group(app)  # checks the commands' signatures; fails on what is no Typer
+        alone = list(group.commands) == [entry.name] and app.registered_callback is None
+        command = get_command(app) if alone else group
     except Exception as error:  # noqa: BLE001 - whatever somebody else's module raises
         complain(f"command {entry.name!r} of {_dist_name(entry)} is left out: {type(error).__name__}: {error}")
         return None

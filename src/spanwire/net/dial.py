@@ -52,6 +52,7 @@ async def dial(
     *,
     alpn: tuple[str, ...] = ("http/1.1",),
     route: Route | None = None,
+    context: ssl.SSLContext | None = None,
 ) -> _P:
     """Connect to the endpoint's host, or its unix socket, and return the protocol that now has the connection.
 
@@ -59,12 +60,16 @@ async def dial(
         alpn: protocols to offer with TLS, the preferred one first.
         route: from :func:`route_of`. Whoever passes ``forward=True`` there has to write requests in absolute form where
             ``route.how`` is ``forward``. By default a proxy only ever tunnels.
+        context: for TLS with the endpoint, instead of what ``Endpoint.tls`` says. It offers ``alpn`` already.
 
     Raises:
         ConnectionFailed: with the phase in which it failed.
         ConfigurationError: TLS files that cannot be loaded, a proxy's setting that is none, a missing extra.
     """
-    context = context_for(endpoint.tls, alpn) if endpoint.secure else None
+    if not endpoint.secure:
+        context = None
+    elif context is None:
+        context = context_for(endpoint.tls, alpn)
     if endpoint.uds is not None:
         return await _dial_unix(endpoint, endpoint.uds, context, marks, factory)
     proxy = (route or route_of(endpoint)).proxy

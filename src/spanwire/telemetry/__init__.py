@@ -39,13 +39,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 
-from ..calls import Call, Reply, Usage
+from ..calls import Reply, Usage
 from ..endpoint import Endpoint
 from ..errors import ConfigurationError, SpanwireError
 from ..pool import Dial
 from ..timeline import CallRecord, Timeline
 from ..transport import Head
 from .attributes import (
+    Asked,
     Labels,
     Value,
     add_answer,
@@ -184,7 +185,7 @@ class Telemetry:
 
     def start(
         self,
-        call: Call,
+        call: Asked,
         endpoint: Endpoint,
         begin_ns: int,
         *,
@@ -291,20 +292,21 @@ class Telemetry:
         call_span: CallSpan | None,
         timeline: Timeline,
         record: CallRecord,
-        call: Call,
+        call: Asked,
         endpoint: Endpoint,
         head: Head | None,
         usage: Usage | None,
         finish_reason: str | None,
         error: BaseException | None,
         extra: Mapping[str, Any],
-        reply: Callable[[], Reply],
+        reply: Callable[[], Reply] | None,
         *,
         streamed: bool,
     ) -> None:
         """The call has ended: set everything at once, end the span at the call's end, record the metrics.
 
-        ``reply`` makes what has arrived into one; it is asked for where the application wants messages on spans.
+        ``reply`` makes what has arrived into one; it is asked for where the application wants messages on spans. None where
+        the answer was not kept.
         """
         try:
             if call_span is not None and call_span.suppressed:
@@ -324,7 +326,7 @@ class Telemetry:
                         call_span.outer.set_attributes(attributes)
                 elif not call_span.counted:
                     add_answer(attributes, record, head, usage, finish_reason)
-                    if self._add_messages is not None:
+                    if self._add_messages is not None and reply is not None:
                         try:
                             self._add_messages(attributes, call, reply(), endpoint)
                         except Exception:  # noqa: BLE001 - such as what no JSON can be made of: the call failed for it

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
-from ..calls import Call, Usage
+from ..calls import Usage
 from ..endpoint import Endpoint
 from ..errors import CallTimeout, ServerError, SpanwireError
 from ..timeline import CallRecord, Source, Timeline, weakest_source
@@ -15,6 +15,7 @@ from ..transport import Head
 from .names import PARAMETERS, PROVIDERS
 
 __all__ = [
+    "Asked",
     "Labels",
     "Value",
     "add_answer",
@@ -37,6 +38,22 @@ _TEXT_LIMIT = 1024
 _LABELS_KEPT = 64
 #: Names of parts that are kept.
 _NAMES_KEPT = 256
+
+
+class Asked(Protocol):
+    """What spans and metrics tell of a request: a :class:`~spanwire.calls.Call`, or what was seen of another client's."""
+
+    @property
+    def operation(self) -> str:
+        """As in ``gen_ai.operation.name``."""
+
+    @property
+    def model(self) -> str:
+        """``""`` where it is not known."""
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The request's parameters; others than those that have an attribute are ignored."""
 
 
 class Labels:
@@ -62,24 +79,25 @@ class Labels:
     def __init__(self, endpoint: Endpoint, operation: str, model: str, *, streamed: bool) -> None:
         model = _text(model)
         where = server(endpoint)
-        self.name = f"{operation} {model}"
+        self.name = f"{operation} {model}" if model else operation
+        asked: dict[str, Value] = {"gen_ai.request.model": model} if model else {}
         self.nested = where
         self.genai: dict[str, Value] = {
             **where,
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": _provider(endpoint.origin.host),
-            "gen_ai.request.model": model,
+            **asked,
         }
         self.streamed = streamed
         self.inference = operation != "embeddings"
         self.attributes: dict[str, Value] = {**self.genai, "gen_ai.request.stream": streamed}
-        self.first_content: dict[str, Value] = {**where, "gen_ai.request.model": model}
+        self.first_content: dict[str, Value] = {**where, **asked}
         self.fresh: dict[str, Value] = {**where, "spanwire.connection.reused": False}
         self.reused: dict[str, Value] = {**where, "spanwire.connection.reused": True}
         self.slowness: Any = None
 
 
-def labels_of(endpoint: Endpoint, call: Call, *, streamed: bool) -> Labels:
+def labels_of(endpoint: Endpoint, call: Asked, *, streamed: bool) -> Labels:
     """Kept with the endpoint, which is looked up for each call anyway."""
     known: dict[tuple[str, str, bool], Labels] | None = endpoint.__dict__.get("_labels")
     if known is None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from ..calls import Call, Reply
+from ..calls import Reply
 from ..endpoint import Endpoint
+from .attributes import Asked
 
 __all__ = ["add_messages", "wanted"]
 
@@ -35,7 +36,7 @@ def wanted() -> bool:
     return _MODES.get(text, False)
 
 
-def add_messages(attributes: dict[str, Any], call: Call, reply: Reply, endpoint: Endpoint) -> None:
+def add_messages(attributes: dict[str, Any], call: Asked, reply: Reply, endpoint: Endpoint) -> None:
     """``gen_ai.input.messages`` and ``gen_ai.output.messages``, each as JSON text."""
     messages = call.body.get("messages")
     if isinstance(messages, (list, tuple)):

@@ -98,6 +98,27 @@ def test_a_plugin_brings_commands_of_its_own(spanwire: Spanwire, plugin: Plugin)
     assert (failed.exit_code, failed.stdout, failed.stderr) == (1, "", "spanwire: no such job\n")
 
 
+ALONE = """
+import typer
+
+app = typer.Typer()
+
+@app.command(name="count", context_settings={"allow_interspersed_args": False})
+def count(words: list[str], loud: bool = False) -> None:
+    \"""Counts words.\"""
+    print(words, loud)
+"""
+
+
+def test_a_single_command_of_the_entry_s_name_is_the_command_itself(spanwire: Spanwire, plugin: Plugin) -> None:
+    plugin.module("acme_alone", ALONE)
+    plugin.entries("spanwire.commands", count="acme_alone:app", other="acme_alone:app")
+    assert re.search(r"^ +count +Counts words\.$", spanwire("--help").stdout, re.MULTILINE)
+    assert spanwire("count", "--loud", "--", "a", "--b").stdout == "['a', '--b'] True\n"
+    assert spanwire("other", "count", "a", "--loud").stdout == "['a', '--loud'] False\n"
+    assert "Usage: spanwire count " in spanwire("count", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
