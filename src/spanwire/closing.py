@@ -15,26 +15,29 @@ from .transport import Head
 if TYPE_CHECKING:
     from .plugins import Registry
 
-__all__ = ["end_at_last_activity", "hear_timing", "reach", "with_rtt"]
+__all__ = ["end_at_last_activity", "hear_timing", "load_timing", "reach", "with_rtt"]
 
 _log = logging.getLogger("spanwire.manager")
 
 
-_found: Any = None
+_tools: Any = None
 
 
-def _tools() -> Any:
-    """Loaded with the first call that ends, as the tables are, and not with `import spanwire`."""
-    global _found
-    if _found is None:
+def load_timing() -> None:
+    """Load what reads servers' times: with the first call, and not with ``import spanwire``.
+
+    Nor when the first call ends, which may be at the process's exit: an import there makes Python forget that it exits
+    because of a KeyboardInterrupt, and by which status it has to say so.
+    """
+    global _tools
+    if _tools is None:
         from .timing import edge, precedence
 
-        _found = SimpleNamespace(choose=precedence.choose, is_edge=edge.is_edge)
-    return _found
+        _tools = SimpleNamespace(choose=precedence.choose, is_edge=edge.is_edge)
 
 
 def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: AttemptRecord) -> bool:
-    """Read what the server says of its own time into ``record.reported``. Never raises.
+    """Read what the server says of its own time into ``record.reported``. Never raises. After :func:`load_timing`.
 
     Returns whether the answer shows that a hop in between ends the connection.
     """
@@ -53,8 +56,8 @@ def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: Atte
                 body=late[0] if late and not streamed else None,
                 trailers=head.trailers,
             )
-            record.reported = _tools().choose(readings, streamed=streamed)
-        edge: bool = _tools().is_edge(headers)
+            record.reported = _tools.choose(readings, streamed=streamed)
+        edge: bool = _tools.is_edge(headers)
         return edge
     except Exception:  # noqa: BLE001 - nothing that a server or a plugin says of its time may cost a call
         _log.warning("the server's timing could not be read", exc_info=True)

@@ -21,6 +21,7 @@ import msgspec
 
 from .admission import slots_for
 from .calls import Call, Chunk, Embeddings, Reply
+from .closing import load_timing
 from .endpoint import Endpoint, Retries, Timeouts, check_headers
 from .errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
 from .plugins import Registry
@@ -41,6 +42,7 @@ class LoopState:
     """Everything of one manager that belongs to one event loop."""
 
     def __init__(self, manager: ConnectionManager, loop: asyncio.AbstractEventLoop) -> None:
+        load_timing()
         self.manager = manager
         self.loop = loop
         self.pools: dict[Hashable, Pool] = {}

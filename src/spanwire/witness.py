@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 from opentelemetry import context as otel_context
 
-from .closing import end_at_last_activity, hear_timing, with_rtt
+from .closing import end_at_last_activity, hear_timing, load_timing, with_rtt
 from .endpoint import Endpoint
 from .errors import server_error
 from .plugins import Registry
@@ -166,6 +166,7 @@ class Witness:
             begin_ns: when, in ns of ``perf_counter_ns``; now by default.
         """
         begin_ns = begin_ns or time.perf_counter_ns()
+        load_timing()
         if _abandoned:
             sweep()
         try:
