@@ -181,6 +181,7 @@ class Witness:
                 if telemetry is UNSET:
                     telemetry = manager.telemetry
                 registry = registry or manager.registry
+            _ = registry.timing_readers  # loaded now: the call may end with the interpreter, which loads nothing then
         except Exception:  # noqa: BLE001 - somebody's plugin may be broken
             _log.warning("a call is not recorded: the default manager cannot be made", exc_info=True)
             telemetry = None
