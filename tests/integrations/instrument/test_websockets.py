@@ -13,7 +13,7 @@ import pytest
 import trustme
 from hypothesis import given
 from hypothesis import strategies as st
-from spanwire_instrument import websocket_options
+from spanwire_instrument import instrument, uninstrument, websocket_options
 from spanwire_instrument.turns import Turns, asked, told
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
@@ -253,6 +253,23 @@ def test_the_explicit_options_are_not_doubled() -> None:
                 return await ask(connection)
 
         play("bare", responses, body)
+    one(seen)
+
+
+def test_a_connection_that_outlives_the_instrumentation_is_left_alone() -> None:
+    seen = Seen()
+
+    async def body(address: str, options: dict[str, Any]) -> Any:
+        instrument(manager=seen.manager)
+        try:
+            async with sdk(address).responses.connect(websocket_connection_options=options) as connection:
+                await ask(connection)
+                uninstrument()
+                return await ask(connection)
+        finally:
+            uninstrument()
+
+    play("bare", responses, body)
     one(seen)
 
 

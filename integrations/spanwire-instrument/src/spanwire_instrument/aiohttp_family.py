@@ -101,6 +101,7 @@ class _Call:
             more = {"telemetry": manager.telemetry, "registry": manager.registry}
         scheme, host = url.scheme, url.raw_host or ""
         port = url.explicit_port
+        self.done = True  # for as long as there is no witness
         self.origin = (host, port or (443 if scheme == "https" else 80))
         self.witness = Witness.begin(
             endpoint_of(scheme, host, port),
@@ -242,6 +243,15 @@ class _Call:
             self.bridge.stop(_now())
             self.witness.end(outcome, error, at_ns)
 
+    def give_up(self) -> None:
+        """Something of ours is broken: inside of an ``except``."""
+        _log.warning("an answer cannot be watched any more", exc_info=True)
+        self._forget()
+
+    def __del__(self) -> None:
+        if not getattr(self, "done", True):  # its request never came to anything that anybody was told of
+            self.witness.abandon()
+
     def _forget(self) -> None:
         if self._reader:
             _reading.pop(self._reader, None)
@@ -370,17 +380,20 @@ def _reader_class(aiohttp: ModuleType) -> type[Any]:
             call = _reading.get(id(self))
             if call is None:
                 return super().feed_data(data, *args)
-            if call.draining:
+            done = False if call.draining else super().feed_data(data, *args)
+            try:
                 call.fed(data)
-                return False
-            done = super().feed_data(data, *args)
-            call.fed(data)
+            except Exception:  # noqa: BLE001 - the answer goes on without us
+                call.give_up()
             return done
 
         def feed_eof(self) -> None:
             call = _reading.get(id(self))
             if call is not None:
-                call.eof()
+                try:
+                    call.eof()
+                except Exception:  # noqa: BLE001 - as above
+                    call.give_up()
             super().feed_eof()
             if call is not None:
                 call.stop_draining(found=True)
@@ -389,7 +402,10 @@ def _reader_class(aiohttp: ModuleType) -> type[Any]:
             call = _reading.get(id(self))
             super().set_exception(exc, *args)
             if call is not None and not _is_by_caller(exc):
-                call.broke(exc)
+                try:
+                    call.broke(exc)
+                except Exception:  # noqa: BLE001 - as above
+                    call.give_up()
 
         def __del__(self) -> None:
             _reading.pop(id(self), None)
@@ -470,13 +486,17 @@ def _config_class(aiohttp: ModuleType) -> type[Any]:
         async def _start(self, session: Any, call: _Call | None, params: Any) -> None:
             if call is None:
                 return
-            call.witness.handed_over(_now())
-            if self.drains:
-                await self._wait(call)
-            present = {name.lower() for name in params.headers}
-            if TRACE_HEADERS.isdisjoint(present):
-                params.headers.update(call.witness.headers(present))
-            call.enter()
+            try:
+                call.witness.handed_over(_now())
+                if self.drains:
+                    await self._wait(call)
+                present = {name.lower() for name in params.headers}
+                if TRACE_HEADERS.isdisjoint(present):
+                    params.headers.update(call.witness.headers(present))
+                call.enter()
+            except asyncio.CancelledError:  # the library tells only those that have heard of the start to its end
+                call.end("cancelled")
+                raise
 
         async def _wait(self, call: _Call) -> None:
             """For a connection that is about to come back."""

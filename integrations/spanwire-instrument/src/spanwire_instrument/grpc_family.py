@@ -327,7 +327,7 @@ def patch_grpc(aio: ModuleType, patches: Patches, settings: Settings) -> None:
                 made = original(self, method, *args, **kwargs)
                 target = targets.get(self)
                 if patches.on and target is not None and _operation(settings.rules, method, target.host) is not None:
-                    _intercept(made, grpc, patches, settings, target, self, method, streamed=streamed)
+                    _intercept(made, grpc, _Watching(patches, settings, target, self, method, streamed))
                 return made
 
             return multicallable
@@ -340,30 +340,41 @@ def patch_grpc(aio: ModuleType, patches: Patches, settings: Settings) -> None:
     patches.replace(Channel, "stream_stream", callable_of(streamed=True))
 
 
-def _intercept(
-    made: Any,
-    grpc: ModuleType,
-    patches: Patches,
-    settings: Settings,
-    target: _Target,
-    channel: Any,
-    method: str,
-    *,
-    streamed: bool,
-) -> None:
-    """Let one callable of a stub tell of its calls. It keeps being an instance of what it was."""
-    base = type(made)
+class _Watching(NamedTuple):
+    """What the calls of one callable need."""
 
-    class Watching(base):  # type: ignore[misc, valid-type]
+    patches: Patches
+    settings: Settings
+    target: _Target
+    channel: Any
+    method: str
+    streamed: bool
+
+
+def _intercept(made: Any, grpc: ModuleType, watching_it: _Watching) -> None:
+    """Let one callable of a stub tell of its calls. It keeps being an instance of what it was."""
+    if made._interceptors:  # then ours is the last of them: it sees what is really sent
+        all_kinds = _interceptors(grpc, watching_it.settings, watching_it.target, watching_it.channel)
+        made._interceptors = [*made._interceptors, *(one for one in all_kinds if _fits(one, made, grpc))]
+        return
+    made._spanwire = watching_it
+    base: Any = type(made)
+    made.__class__ = _callable_class(base, grpc)
+
+
+@lru_cache(maxsize=16)
+def _callable_class(base: Any, grpc: ModuleType) -> type[Any]:
+    class Callable(base):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if not patches.on or self._interceptors:
-                return super().__call__(*args, **kwargs)
-            request = args[0] if args else kwargs.get("request")
-            watched = _begin(settings, target, method, request, streamed=streamed)
+            patches, settings, target, channel, method, streamed = self._spanwire
+            watched = None
+            if patches.on:
+                request = args[0] if args else kwargs.get("request")
+                watched = _begin(settings, target, method, request, streamed=streamed)
             if watched is None:
                 return super().__call__(*args, **kwargs)
             try:
-                if len(args) < 2:
+                if len(args) < 3:  # else it stands among them: see the signature of a stream both ways
                     kwargs["metadata"] = watched.metadata(kwargs.get("metadata"), grpc)
                 watched.goes_out(channel, grpc)
             except Exception:  # noqa: BLE001 - the call goes on without us
@@ -375,12 +386,8 @@ def _intercept(
                 raise
             return _watch(watched, call, grpc)
 
-    if made._interceptors:  # then ours is the last of them: it sees what is really sent
-        kind = [one for one in _interceptors(grpc, settings, target, channel) if _fits(one, made, grpc)]
-        made._interceptors = [*made._interceptors, *kind]
-        return
-    Watching.__name__, Watching.__qualname__, Watching.__module__ = base.__name__, base.__qualname__, base.__module__
-    made.__class__ = Watching
+    Callable.__name__, Callable.__qualname__, Callable.__module__ = base.__name__, base.__qualname__, base.__module__
+    return Callable
 
 
 def _fits(interceptor: Any, made: Any, grpc: ModuleType) -> bool:

@@ -35,7 +35,7 @@ Patch = Callable[[ModuleType, Patches, Settings], None]
 def _httpx(module: ModuleType, patches: Patches, settings: Settings) -> None:
     from .zero_httpx import patch_httpx
 
-    if "HTTPTransport" in vars(module) and module.HTTPTransport not in _seen:  # `alias_httpx()` makes one of the two
+    if module.HTTPTransport not in _seen:  # `alias_httpx()` makes one of the two
         _seen.append(module.HTTPTransport)
         patch_httpx(module, patches, settings)
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError
 from spanwire.manager import ConnectionManager
 from spanwire.net.sockets import min_rtt_ns
@@ -105,10 +106,11 @@ class _Watched:
     """One connection. Its methods never raise but what the library's do."""
 
     def __init__(
-        self, connection: Any, settings: Settings, scheme: str, host: str, port: int | None, model: str
+        self, connection: Any, settings: Settings, endpoint: Endpoint, model: str, patches: Patches | None
     ) -> None:
         self.settings = settings
-        self.endpoint = endpoint_of(scheme, host, port)
+        self.endpoint = endpoint
+        self._patches = patches
         self._model = model
         self._made_ns = _now()
         self._idle_ns = 0
@@ -123,6 +125,11 @@ class _Watched:
         self._protocol = connection.protocol
         self._connection = connection
 
+    @property
+    def _on(self) -> bool:
+        """Calls may begin: not after everything was undone."""
+        return self._patches is None or self._patches.on
+
     def use(self) -> ConnectionUse:
         """The connection as the next turn finds it."""
         now_ns = _now()
@@ -135,7 +142,7 @@ class _Watched:
     async def send(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the connection's."""
         turn = None
-        if isinstance(message, (str, bytes)):
+        if isinstance(message, (str, bytes)) and self._on:
             try:
                 asks = asked(message)
                 if asks is not None:
@@ -183,7 +190,7 @@ class _Watched:
             return
         turn = self._turns.find(event)
         if turn is None:
-            if event.type != "response.created" or event.id is None:
+            if event.type != "response.created" or event.id is None or not self._on:
                 return
             turn = _Turn(self, self._model, {})
             self._turns.begin(event.id, turn)
@@ -210,7 +217,7 @@ class _Watched:
             _log.warning("the end of a connection cannot be seen", exc_info=True)
 
 
-def attach(connection: Any, settings: Settings) -> None:
+def attach(connection: Any, settings: Settings, patches: Patches | None = None) -> None:
     """Watch a connection whose handshake is done, if it is one for inference. Never raises."""
     try:
         if "process_event" in vars(connection):
@@ -226,7 +233,8 @@ def attach(connection: Any, settings: Settings) -> None:
             return
         secure = connection.transport.get_extra_info("ssl_object") is not None
         (model,) = parse_qs(query).get("model", [""])[:1]
-        watched = _Watched(connection, settings, "wss" if secure else "ws", host, where.port, model)
+        endpoint = endpoint_of("wss" if secure else "ws", host, where.port)
+        watched = _Watched(connection, settings, endpoint, model, patches)
         connection.connection_lost_waiter.add_done_callback(watched.lost)
         connection.send = watched.send
         connection.process_event = watched.process_event
@@ -244,7 +252,7 @@ def patch_websockets(client: ModuleType, patches: Patches, settings: Settings) -
         async def handshake(self: Any, *args: Any, **kwargs: Any) -> None:
             await original(self, *args, **kwargs)
             if patches.on:
-                attach(self, settings)
+                attach(self, settings, patches)
 
         return handshake
 
