@@ -136,9 +136,7 @@ def _fitting(reported: Reported, waits: _Waits, refused: list[str]) -> _Told:
         window_ns = waits.headers_ns if reported.total_to_headers else waits.whole_ns
         if told.known_ns <= total_ns + slack_ns and total_ns <= window_ns + over_ns:
             network_ns = max(window_ns - total_ns, 0)
-            return told._replace(
-                total_ns=total_ns, network_ns=network_ns, network_to_end=not reported.total_to_headers
-            )
+            return told._replace(total_ns=total_ns, network_ns=network_ns, network_to_end=not reported.total_to_headers)
         refused.append("server_total")
     if told.known_ns > waits.whole_ns + over_ns:
         refused.append("parts")
