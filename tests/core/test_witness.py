@@ -45,7 +45,7 @@ class Seen:
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.telemetry = Telemetry(
-            tracer_provider=self.provider, meter_provider=MeterProvider([InMemoryMetricReader()])
+            detail="flat", tracer_provider=self.provider, meter_provider=MeterProvider([InMemoryMetricReader()])
         )
         self.registry = Registry([self])
 

@@ -125,7 +125,7 @@ def test_an_unsampled_call_is_counted_and_nothing_is_made_of_it(monkeypatch: pyt
     assert duration.count == 1
 
 
-@pytest.mark.parametrize("key", [_SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"])
+@pytest.mark.parametrize("key", [_SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"], ids=["new", "old"])
 def test_where_instrumentation_is_suppressed_nothing_is_told(key: str) -> None:
     heard = Heard()
     with LoopbackServer(default=lambda _request: hello()) as server:

@@ -37,7 +37,7 @@ class Seen:
         self.manager = spanwire.ConnectionManager(
             plugins=[self],
             telemetry=spanwire.Telemetry(
-                tracer_provider=self.tracers, meter_provider=MeterProvider(metric_readers=[self.reader])
+                detail="flat", tracer_provider=self.tracers, meter_provider=MeterProvider(metric_readers=[self.reader])
             ),
         )
 

@@ -1057,7 +1057,7 @@ def test_a_closed_client_is_refused(cls: Any) -> None:
     run(body)
 
 
-@pytest.mark.parametrize("thing", [None, "client", object(), *SYNC_CLIENTS], ids=repr)
+@pytest.mark.parametrize("thing", [None, "client", 1, *SYNC_CLIENTS], ids=repr)
 def test_what_is_no_client_is_refused(thing: object) -> None:
     endpoint = spanwire.Endpoint("http://127.0.0.1:1/v1", options={"http_client": thing})
     with pytest.raises(errors.ConfigurationError) as caught:
