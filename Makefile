@@ -5,6 +5,7 @@ UV := scripts/bootstrap.sh
 ARGS ?=
 JSON ?=
 
+JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
@@ -19,8 +20,16 @@ demo: sync-demo ## a cold call, a warm call and a tool call against a local serv
 demo-real: sync-demo ## the same on a small real model (builds llama.cpp: takes some minutes the first time)
 	@.tools/demo/bin/python scripts/demo_real.py $(ARGS)
 
+# What measures, and what counts the seconds of a restart, runs alone: a busy machine would be its fault. The rest shares
+# the processors.
+ALONE = tests/delay tests/soak
 test: sync ## the test suite; ARGS="-k name" and the like go to pytest
+ifeq ($(strip $(ARGS)),)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(addprefix --ignore=,$(ALONE))
+	$(VENV)/bin/python -m pytest $(ALONE)
+else
 	$(VENV)/bin/python -m pytest $(ARGS)
+endif
 
 test-peers: sync ## tests against servers that other people wrote (installs them; needs the network)
 	$(VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)

@@ -211,7 +211,7 @@ def test_a_name_that_cannot_be_written() -> None:
 
     with proxied() as proxy:
         run(main)
-        proxy.wait_for(lambda seen: seen.open == 0)
+        proxy.wait_for(lambda seen: seen.connections == 1 and seen.open == 0)
         assert proxy.seen == []
 
 
