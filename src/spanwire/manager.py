@@ -93,7 +93,13 @@ class LoopState:
             def on_empty() -> None:
                 pools.pop(key, None)
 
-            pool = self.pools[key] = Pool(prepared.transport, self.loop, on_connect=on_connect, on_empty=on_empty)
+            pool = self.pools[key] = Pool(
+                prepared.transport,
+                self.loop,
+                name=self.manager.registry.owner(prepared.spec),
+                on_connect=on_connect,
+                on_empty=on_empty,
+            )
         return pool
 
     def abandon(self, run: Run) -> None:
@@ -323,7 +329,7 @@ class ConnectionManager:
         transport = self.registry.transport(spec)
         dialect = self.registry.dialect_for(endpoint, spec)
         prepared = Prepared(
-            self.registry, _forks, spec, transport, dialect, transport.key(endpoint), slots_for(endpoint)
+            self.registry, _forks, spec, transport, dialect, self.registry.key_for(endpoint, spec), slots_for(endpoint)
         )
         endpoint.__dict__["_prepared"] = prepared
         _ = self.registry.timing_readers  # loaded now, before the first call begins: its end may be the interpreter's

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Registry", "transport_entry_points"]
 
 _log = logging.getLogger("spanwire.plugins")
+#: What a hook that is called on the event loop may take before somebody is told, in ns. As asyncio's debug mode has it
+#: (``loop.slow_callback_duration``).
+_SLOW_NS = 100_000_000
 _TRANSPORTS, _PLUGINS = "spanwire.transports", "spanwire.plugins"
 
 
@@ -80,7 +84,8 @@ class Registry:
         self._dialects: dict[tuple[str, str], tuple[Dialect, str]] = {}
         self._transports: dict[str, Transport] = {}
         self._loaded: set[str] = set()
-        self._broken: dict[str, PluginError] = {}
+        self._broken: dict[str, PluginError | PluginConflict] = {}
+        self._slow: set[tuple[str, str]] = set()
         self._observers: tuple[tuple[Observer, str], ...] = ()
         self._timing_tables: tuple[TimingReader, ...] = ()
         self._timing_readers: tuple[tuple[TimingReader, ...], Readers] | None = None
@@ -93,7 +98,7 @@ class Registry:
             if not _disabled() & {entry.name, _dist_name(entry)}:
                 try:
                     self._load(entry)
-                except PluginError as error:
+                except (PluginError, PluginConflict) as error:
                     _log.warning("plugin left out: %s", error)
         if os.environ.get("SPANWIRE_CALL_LOG"):
             self._add_call_log()
@@ -113,13 +118,13 @@ class Registry:
         try:
             try:
                 plugin = entry.load()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PluginError(
                     f"plugin {name} cannot be imported: {type(error).__name__}: {error}; repair it with "
                     f"`pip install --force-reinstall {_dist_name(entry)}` or leave it out with SPANWIRE_DISABLE_PLUGINS"
                 ) from error
             self._register(plugin, name, _dist_name(entry))
-        except PluginError as error:
+        except (PluginError, PluginConflict) as error:
             self._broken[name] = error
             raise
         self._loaded.add(name)
@@ -128,12 +133,15 @@ class Registry:
         """Register one plugin and take over what its hooks give. All or nothing."""
         if self._pm.is_registered(plugin):  # the same object under another of its entry points
             return
-        self._pm.register(plugin, name=name)
         try:
+            self._pm.register(plugin, name=name)
             self._pm.check_pending()
         except pluggy.PluginValidationError as error:
-            self._pm.unregister(plugin)
-            raise PluginError(f"plugin {name} has a hook that spanwire does not know: {error}") from error
+            if self._pm.is_registered(plugin):
+                self._pm.unregister(plugin)
+            raise PluginError(
+                f"plugin {name} has a hook that spanwire does not know, or with other arguments: {error}"
+            ) from error
         try:
             specs = self._ask(plugin, "register_transports")
             dialects = self._ask(plugin, "register_dialects")
@@ -192,6 +200,13 @@ class Registry:
         return [item for answer in answers for item in answer]
 
     def _check(self, specs: list[Any], dialects: list[Any], name: str, dist: str | None) -> None:
+        seen: set[tuple[str, str]] = set()
+
+        def once(kind: str, what: str) -> None:
+            if (kind, what) in seen:
+                raise PluginConflict(f"plugin {name} registers the {kind} {what!r} twice")
+            seen.add((kind, what))
+
         for spec in specs:
             if not isinstance(spec, TransportSpec):
                 raise PluginError(
@@ -204,17 +219,20 @@ class Registry:
                     f"plugin {name} was written for contract {spec.contract} of spanwire's transports, this is contract "
                     f"{CONTRACT}; run {what}"
                 )
+            once("transport", spec.name)
             if spec.name in self._by_name:
                 raise PluginConflict(
                     f"transport {spec.name!r} comes from {self._by_name[spec.name][1]} and from {name}"
                 )
             for scheme in spec.schemes:
+                once("scheme", scheme)
                 if scheme in self._by_scheme:
                     owner = self._by_name[self._by_scheme[scheme]][1]
                     raise PluginConflict(f"scheme {scheme!r} is served by {owner} and by {name}; remove one of them")
         for dialect in dialects:
             if not isinstance(dialect, Dialect):
                 raise PluginError(f"plugin {name}: register_dialects() must give Dialect objects, not {dialect!r:.60}")
+            once("dialect", f"{dialect.transport}/{dialect.name}")
             taken = self._dialects.get((dialect.transport, dialect.name))
             if taken is not None:
                 raise PluginConflict(
@@ -234,17 +252,29 @@ class Registry:
             wanted = endpoint.transport or endpoint.origin.scheme
             found = self._known(wanted, by_name=endpoint.transport is not None)
             if found is None:
-                self._load_for(wanted)
+                loaded = self._load_for(wanted)
                 found = self._known(wanted, by_name=endpoint.transport is not None)
+                if found is None and loaded:
+                    raise PluginError(
+                        f"plugin {' and '.join(loaded)} has an entry point {wanted!r}, yet registers no transport for it: "
+                        "is its register_transports() marked with @spanwire.hookimpl, and the scheme in its TransportSpec?",
+                        endpoint=endpoint.address,
+                    )
             if found is None:
                 raise self._unknown(wanted, endpoint)
             return found
+
+    def owner(self, spec: TransportSpec) -> str:
+        """Transport and plugin, for messages: ``transport 'sse' of spanwire-sse (spanwire_sse)``."""
+        known = self._by_name.get(spec.name)
+        return f"transport {spec.name!r}" + (f" of {known[1]}" if known is not None else "")
 
     def _known(self, wanted: str, *, by_name: bool) -> TransportSpec | None:
         name = wanted if by_name else self._by_scheme.get(wanted)
         return self._by_name[name][0] if name in self._by_name else None
 
-    def _load_for(self, wanted: str) -> None:
+    def _load_for(self, wanted: str) -> list[str]:
+        """Load what has an entry point of this name. Returns the plugins' names."""
         entries = [
             entry
             for entry in transport_entry_points()
@@ -258,6 +288,7 @@ class Registry:
             )
         for entry in entries:
             self._load(entry)
+        return [f"{dist} ({value})" for dist, value in values]
 
     def _unknown(self, wanted: str, endpoint: Endpoint) -> ConfigurationError:
         kind = "transport" if endpoint.transport is not None else "URL scheme"
@@ -270,13 +301,45 @@ class Registry:
         )
 
     def transport(self, spec: TransportSpec) -> Transport:
-        """The one transport object of a spec."""
+        """The one transport object of a spec.
+
+        Raises:
+            PluginError: its factory failed, or made something else.
+        """
         with self._lock:
             found = self._transports.get(spec.name)
             if found is None:
-                with _loading:  # it may import too
-                    found = self._transports[spec.name] = spec.factory()
+                try:
+                    with _loading:  # it may import too
+                        found = spec.factory()
+                except ConfigurationError:
+                    raise
+                except Exception as error:
+                    raise PluginError(f"{self.owner(spec)} cannot be made: {type(error).__name__}: {error}") from error
+                if not isinstance(found, Transport):
+                    raise PluginError(
+                        f"{self.owner(spec)}: its factory made {found!r:.60}, which is no Transport (expect, key, connect)"
+                    )
+                self._transports[spec.name] = found
             return found
+
+    def key_for(self, endpoint: Endpoint, spec: TransportSpec) -> object:
+        """What an endpoint's connections are kept by.
+
+        Raises:
+            ConfigurationError: the transport refuses the endpoint.
+            PluginError: its ``key()`` failed, or gave something that cannot be a key.
+        """
+        try:
+            key = self.transport(spec).key(endpoint)
+            hash(key)
+            return key
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"key() of {self.owner(spec)} failed with {type(error).__name__}", endpoint=endpoint.address
+            ) from error
 
     def dialect_for(self, endpoint: Endpoint, spec: TransportSpec) -> Dialect | None:
         """The dialect of an endpoint on its transport; None for a transport without any.
@@ -324,12 +387,19 @@ class Registry:
         if not self._has_metadata:
             return {}
         merged: dict[str, str] = {}
+        begin_ns = time.perf_counter_ns()
         try:
             answers = self._pm.hook.request_metadata(call=call, endpoint=endpoint)
         except Exception as error:
-            raise PluginError(f"a plugin's request_metadata() failed: {type(error).__name__}: {error}") from error
+            who = self._who("request_metadata", error)
+            raise PluginError(f"request_metadata() of {who} failed: {type(error).__name__}: {error}") from error
+        if time.perf_counter_ns() - begin_ns > _SLOW_NS:
+            self._say_slow("request_metadata", self._who("request_metadata"))
         for answer in answers:
-            check_headers(answer, "request_metadata()")
+            try:
+                check_headers(answer, "request_metadata()")
+            except ConfigurationError as error:
+                raise PluginError(f"plugin {self._who('request_metadata')}: {error.message}") from error
             for name, value in answer.items():
                 if merged.setdefault(name.lower(), value) != value:
                     raise PluginConflict(f"two plugins set the header {name.lower()!r} in request_metadata()")
@@ -340,12 +410,38 @@ class Registry:
         if not self._has_attributes:
             return {}
         merged: dict[str, Any] = {}
+        begin_ns = time.perf_counter_ns()
         try:
             for answer in self._pm.hook.span_attributes(timeline=timeline):
                 merged.update(answer)
-        except Exception:  # noqa: BLE001 - somebody else's code must not end a call
-            _log.warning("a plugin's span_attributes() failed", exc_info=True)
+        except Exception as error:  # noqa: BLE001 - somebody else's code must not end a call
+            _log.warning("span_attributes() of %s failed", self._who("span_attributes", error), exc_info=True)
+        if time.perf_counter_ns() - begin_ns > _SLOW_NS:
+            self._say_slow("span_attributes", self._who("span_attributes"))
         return merged
+
+    def _who(self, hook: str, error: BaseException | None = None) -> str:
+        """The plugins that have this hook; of those the one that an error came through."""
+        found = getattr(self._pm.hook, hook).get_hookimpls()
+        codes = set()
+        trace = error.__traceback__ if error is not None else None
+        while trace is not None:
+            codes.add(trace.tb_frame.f_code)
+            trace = trace.tb_next
+        guilty = [one for one in found if getattr(one.function, "__code__", None) in codes]
+        return " or ".join(one.plugin_name for one in guilty or found)
+
+    def _say_slow(self, hook: str, who: str) -> None:
+        """Once for each: a hook runs on the event loop, where every other call waits meanwhile."""
+        if (hook, who) not in self._slow:
+            self._slow.add((hook, who))
+            _log.warning(
+                "%s() of %s took more than %d ms on the event loop, which every call has to wait for; hand its work to a "
+                "thread",
+                hook,
+                who,
+                _SLOW_NS // 1_000_000,
+            )
 
     @property
     def timing_readers(self) -> Readers:
@@ -361,11 +457,20 @@ class Registry:
     def observe(self, timeline: Timeline) -> None:
         """Tell the observers that a call has ended. One that raises is logged and dropped."""
         for pair in self._observers:
+            begin_ns = time.perf_counter_ns()
             try:
                 pair[0].call_ended(timeline)
             except Exception:  # noqa: BLE001 - somebody else's code must not end a call
+                if not _is_readable(timeline):  # which is no fault of who reads it
+                    known = self._by_name.get(timeline.transport)
+                    _log.warning(
+                        "the timeline of a call over %s cannot be read", known[1] if known else "", exc_info=True
+                    )
+                    continue
                 _log.warning("an observer of %s failed and is dropped", pair[1], exc_info=True)
                 self._observers = tuple(other for other in self._observers if other is not pair)
+            if time.perf_counter_ns() - begin_ns > _SLOW_NS:
+                self._say_slow("call_ended", pair[1])
 
     def flush(self) -> None:
         """Have observers that keep something back write it out. Waits for them: not for an event loop's thread."""
@@ -435,6 +540,15 @@ class Registry:
                     "status": "ok",
                 }
         return list(rows.values())
+
+
+def _is_readable(timeline: Timeline) -> bool:
+    """Not where a transport has marked something that is no time."""
+    try:
+        timeline.to_dict()
+    except Exception:  # noqa: BLE001 - that is the question
+        return False
+    return True
 
 
 #: Held while plugins are imported and taken in, and while the process forks: the child of a fork in the middle of another

@@ -21,10 +21,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
-from .endpoint import Limits
+from .endpoint import Endpoint, Limits
 from .errors import CallTimeout, ConnectionFailed, SpanwireError
 from .timeline import Marks
-from .transport import Attempt, Connection, Transport
+from .transport import Attempt, Connection, Garbage, Transport, told
 
 __all__ = ["Dial", "Lease", "Member", "Pool", "PoolState", "Waiter"]
 
@@ -170,7 +170,7 @@ class PoolState:
         return None
 
     def _fit(self, member: Member, now_ns: int, limits: Limits) -> bool:
-        if not member.connection.usable():
+        if not _usable(member.connection):
             return False
         age_s, idle_s = limits.max_connection_age_s, limits.max_idle_s
         if age_s is not None and now_ns - member.made_ns > age_s * 1e9:
@@ -185,7 +185,7 @@ class PoolState:
 
     def _list(self, member: Member, *, fit: bool = False) -> None:
         """Have it found by the next call. ``fit``: it was looked at just now."""
-        if not member.listed and member.leases < member.connection.capacity and (fit or member.connection.usable()):
+        if not member.listed and member.leases < member.connection.capacity and (fit or _usable(member.connection)):
             self._free.append(member)
             member.listed = True
 
@@ -257,7 +257,7 @@ class PoolState:
                 self._grant(waiter, member, dial)
         self._serve(member, dial, now_ns)
         self._list(member)
-        if not connection.usable():
+        if not _usable(connection):
             self._drop_if_idle(member)
         left_over = list(dial.counted)
         for waiter in left_over:
@@ -407,22 +407,36 @@ class Lease:
         if self._open:
             self._finishing_since_ns = time.perf_counter_ns()
             self._pool.state.finishing(self.member)
-            self._overdue = self._pool.loop.call_later(FINISH_LIMIT_S, abort)
+            self._overdue = self._pool.loop.call_later(FINISH_LIMIT_S, self._end_overdue, abort)
+
+    def _end_overdue(self, abort: Callable[[], None]) -> None:
+        try:
+            abort()
+        except Exception:  # noqa: BLE001 - a transport's bug must not keep the connection for ever
+            _log.warning("an exchange of %s could not be aborted", self._pool.name, exc_info=True)
+            _abort(self.member.connection)  # nobody knows what is on it
+            self.release()
 
 
 class Pool:
-    """All connections of one transport to one origin, on one loop."""
+    """All connections of one transport to one origin, on one loop.
+
+    Args:
+        name: the transport's, and its plugin's, for messages.
+    """
 
     def __init__(
         self,
         transport: Transport,
         loop: asyncio.AbstractEventLoop,
         *,
+        name: str = "the transport",
         on_connect: Callable[[Attempt, Dial, Member | None, SpanwireError | None], None] | None = None,
         on_empty: Callable[[], None] | None = None,
     ) -> None:
         self.transport = transport
         self.loop = loop
+        self.name = name
         self.state = PoolState()
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
@@ -504,7 +518,7 @@ class Pool:
         room = self.state.room(now_ns, self._limits)
         while room < count:
             self._start_dial(attempt, None)
-            room += max(1, self.transport.expect(attempt.endpoint))
+            room += self._expected(attempt.endpoint)
         pending = set(self._tasks)  # those that others have asked for make room too
         if pending:
             await asyncio.wait(pending)
@@ -513,10 +527,18 @@ class Pool:
             if error is not None:
                 raise _copy(error)
 
+    def _expected(self, endpoint: Endpoint) -> int:
+        """What a dial will probably carry. A transport that cannot say gets one dial for each caller."""
+        try:
+            return max(1, self.transport.expect(endpoint))
+        except Exception:  # noqa: BLE001 - a transport's bug must not leave its callers waiting
+            _log.warning("expect() of %s failed", self.name, exc_info=True)
+            return 1
+
     def _start_dial(
         self, attempt: Attempt, waiter: Waiter | None, context: object = None
     ) -> asyncio.Task[SpanwireError | None]:
-        dial = self.state.dial(time.perf_counter_ns(), max(1, self.transport.expect(attempt.endpoint)), waiter)
+        dial = self.state.dial(time.perf_counter_ns(), self._expected(attempt.endpoint), waiter)
         dial.context = context
         # Nothing of the call itself (its headers, its trace): others will use the connection too.
         own = Attempt(
@@ -546,7 +568,7 @@ class Pool:
         limit_s = attempt.timeouts.connect_s
         try:
             async with asyncio.timeout(limit_s) as timer:
-                connection = await self.transport.connect(attempt.endpoint, attempt)
+                connection = _checked(await self.transport.connect(attempt.endpoint, attempt))
         except TimeoutError as cause:
             phase = dial.marks.open_part or "connect"
             if timer.expired():
@@ -566,14 +588,16 @@ class Pool:
             error.__cause__ = cause
         except Exception as cause:  # noqa: BLE001 - a transport's bug is the error of the calls that need it
             error = ConnectionFailed(
-                f"the transport failed with {type(cause).__name__}", endpoint=attempt.endpoint.address, retryable=False
+                f"{self.name} failed with {type(cause).__name__}{told(cause)}",
+                endpoint=attempt.endpoint.address,
+                retryable=False,
             )
             error.__cause__ = cause
         now_ns = time.perf_counter_ns()
         member: Member | None = None
         if connection is None or self._closed:
             if connection is not None:
-                connection.abort()
+                _abort(connection)
                 error = _closed(attempt)
             assert error is not None
             dial.end_ns = now_ns
@@ -605,7 +629,7 @@ class Pool:
     def _close_dropped(self) -> None:
         dropped, self.state.dropped = self.state.dropped, []
         for member in dropped:
-            member.connection.abort()
+            _abort(member.connection)
 
     def _arm_evictor(self) -> None:
         idle_s = self._limits.max_idle_s
@@ -651,7 +675,7 @@ class Pool:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await member.connection.aclose()
         except BaseException as error:
-            member.connection.abort()
+            _abort(member.connection)
             if not isinstance(error, Exception):  # this closing is cancelled itself
                 raise
             _log.debug("connection %s did not close in order", member.id, exc_info=True)
@@ -669,7 +693,33 @@ class Pool:
                 self.state.refuse(waiter, ConnectionFailed("the manager was closed", retryable=False))
         members, self.state.members = list(self.state.members), set()
         for member in members:
-            member.connection.abort()
+            _abort(member.connection)
+
+
+def _usable(connection: Connection) -> bool:
+    """A connection that cannot say is of no use."""
+    try:
+        return connection.usable()
+    except Exception:  # noqa: BLE001 - a transport's bug must not stop the pool
+        _log.warning("usable() of %s failed", type(connection).__qualname__, exc_info=True)
+        return False
+
+
+def _abort(connection: Connection) -> None:
+    """Close it at once; the others have to be closed too."""
+    try:
+        connection.abort()
+    except Exception:  # noqa: BLE001 - a transport's bug must not stop the pool
+        _log.warning("abort() of %s failed", type(connection).__qualname__, exc_info=True)
+
+
+def _checked(connection: Connection) -> Connection:
+    """What a transport says is a connection. Raises Garbage."""
+    if not isinstance(connection, Connection):
+        raise Garbage(f"connect() gave {type(connection).__name__}, which is no Connection")
+    if not isinstance(connection.capacity, int):
+        raise Garbage(f"a connection's capacity is a number, not {type(connection.capacity).__name__}")
+    return connection
 
 
 def _closed(attempt: Attempt) -> SpanwireError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from .admission import Slots, Ticket
-from .calls import Call, Chunk, Reply, ReplyBuilder
+from .calls import Call, Chunk, Embeddings, Reply, ReplyBuilder
 from .closing import end_at_last_activity, hear_timing, reach, with_rtt
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import CallTimeout, ConfigurationError, ConnectionFailed, ServerError, SpanwireError
@@ -28,7 +28,7 @@ from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
 from .telemetry import CallSpan
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
-from .transport import Attempt, Dialect, Exchange, Head, Inbox, Item, Transport, TransportSpec
+from .transport import Attempt, Dialect, Exchange, Garbage, Head, Inbox, Item, Transport, TransportSpec, told
 from .watch import NEAR_S
 
 if TYPE_CHECKING:
@@ -203,7 +203,14 @@ class Run:
     @property
     def head(self) -> Head | None:
         """What is known of the answer's start; None before the request was sent."""
-        return self.exchange.head if self.exchange is not None else None
+        if self.exchange is None:
+            return None
+        try:
+            head = self.exchange.head
+        except Exception:  # noqa: BLE001 - a transport's bug must not keep a call from ending
+            _log.warning("an exchange's head cannot be read", exc_info=True)
+            return None
+        return head if isinstance(head, Head) else None
 
     def reply(self) -> Reply:
         """What has arrived and was read so far."""
@@ -419,6 +426,14 @@ class Run:
                     exchange = await connection.start(self._asking or self.call, attempt)
             else:
                 exchange = await connection.start(self._asking or self.call, attempt)
+            if not isinstance(exchange, Inbox):
+                _check_exchange(exchange)
+        except SpanwireError:
+            lease.release()
+            raise
+        except Exception as cause:
+            lease.release()
+            raise self._bug(cause) from cause
         except BaseException:
             lease.release()
             raise
@@ -537,31 +552,46 @@ class Run:
                     items: Sequence[Item] = exchange.take()
                 else:
                     items = await exchange.read()
+                if items:
+                    if isinstance(items[0], Chunk):
+                        self._builder.add(items)  # type: ignore[arg-type]
+                        if not self.streamed:
+                            self._raw = items[-1].raw  # type: ignore[union-attr]
+                    else:
+                        self._take_others(items)
+                else:
+                    _check_empty(items)
             except Exception as error:  # noqa: BLE001 - a transport's bug is the error of its call
                 self._failed_to_read(error)
                 continue
             finally:
                 self._reading = False
             if items:
-                if isinstance(items[0], Chunk):
-                    self._builder.add(items)  # type: ignore[arg-type]
-                    if not self.streamed:
-                        self._raw = items[-1].raw  # type: ignore[union-attr]
-                else:
-                    self.items.extend(items)
                 return items  # type: ignore[return-value]
             self.finish("completed", None)  # unless somebody else has ended it while we were reading
         if self._error is not None:
             raise self._error
         return []
 
+    def _take_others(self, items: Sequence[Item]) -> None:
+        """A batch that begins with no chunk."""
+        for item in items:
+            if not isinstance(item, Embeddings):
+                raise Garbage(f"read() gave {type(item).__name__} where a Chunk was due")
+        self.items.extend(items)
+
+    def _bug(self, cause: Exception) -> SpanwireError:
+        """The error of a call whose transport has failed in a way that it must not."""
+        owner = self.state.manager.registry.owner(self._prepared.spec)
+        return ConnectionFailed(
+            f"{owner} failed with {type(cause).__name__}{told(cause)}", endpoint=self.endpoint.address, retryable=False
+        )
+
     def _failed_to_read(self, error: Exception) -> None:
         """Plan another attempt, or end the call with the error."""
         if not isinstance(error, SpanwireError):
             cause = error
-            error = ConnectionFailed(
-                f"the transport failed with {type(cause).__name__}", endpoint=self.endpoint.address, retryable=False
-            )
+            error = self._bug(cause)
             error.__cause__ = cause
         if self.ended:  # by somebody else, who has said why
             return
@@ -700,9 +730,8 @@ class Run:
                 lease.release()
         if not record.marks.ended_ns:  # its exchange may go on: a caller left who had all but the end
             record.marks = record.marks.copy()
-        edge = self.exchange is not None and hear_timing(
-            self.state.manager.registry, self.endpoint, self.exchange.head, record
-        )
+        head = self.head
+        edge = head is not None and hear_timing(self.state.manager.registry, self.endpoint, head, record)
         if lease is not None:
             record.connection = _use(lease, record, edge=edge)
         ticket, self._ticket = self._ticket, None
@@ -767,6 +796,18 @@ class Run:
                 error.endpoint = self.endpoint.address
             if self.exchange is not None:
                 error.reply = self.reply()
+
+
+def _check_exchange(exchange: object) -> None:
+    """Not for nearly every transport's, which is an Inbox: this takes some time. Raises Garbage."""
+    if not isinstance(exchange, Exchange):
+        raise Garbage(f"start() gave {type(exchange).__name__}, which is no Exchange")
+
+
+def _check_empty(items: object) -> None:
+    """The end of an answer is an empty batch, not just something false. Raises Garbage."""
+    if not isinstance(items, Sequence):
+        raise Garbage(f"read() gave {type(items).__name__}, not a list of chunks")
 
 
 def _use(lease: Lease, record: AttemptRecord, *, edge: bool) -> ConnectionUse:

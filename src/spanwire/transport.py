@@ -265,6 +265,15 @@ class Transport(Protocol):
         ...
 
 
+class Garbage(TypeError):
+    """A transport gave something else than its contract says. Its text says what, and shows nothing of the call."""
+
+
+def told(error: BaseException) -> str:
+    """What may be shown of a transport's bug in a message: our own words. What others' exceptions say may be secret."""
+    return f": {error}" if isinstance(error, Garbage) else ""
+
+
 class TransportSpec(msgspec.Struct, frozen=True):
     """What ``register_transports()`` returns.
 

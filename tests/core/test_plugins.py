@@ -26,6 +26,9 @@ class Wire:
     def key(self, endpoint: spanwire.Endpoint) -> object:
         return endpoint.connection_key()
 
+    async def connect(self, endpoint: spanwire.Endpoint, attempt: object) -> object:
+        raise NotImplementedError
+
 
 def spec(name: str = "echo", *schemes: str, **more: Any) -> TransportSpec:
     return TransportSpec(name=name, schemes=schemes or (name,), factory=Wire, **more)  # type: ignore[arg-type]

@@ -1,17 +1,24 @@
-"""For tests and demos: a scripted model server on this machine. Needs no pytest.
+"""For tests and demos: a scripted model server on this machine, and the conformance kit for plugins.
 
-As a command: ``python -m spanwire.testing --help``.
+The server needs no pytest, the kit (:mod:`spanwire.testing.conformance`, loaded when it is asked for) does. The server as
+a command: ``python -m spanwire.testing --help``.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from .loopback import Answer, Book, Listener, LoopbackPart, LoopbackServer, Request, echo
 from .reports import ServerTimes
 from .script import Script, ScriptedTool
 
+if TYPE_CHECKING:
+    from .conformance import DialectConformance, TransportConformance
+
 __all__ = [
     "Answer",
     "Book",
+    "DialectConformance",
     "Listener",
     "LoopbackPart",
     "LoopbackServer",
@@ -19,5 +26,14 @@ __all__ = [
     "Script",
     "ScriptedTool",
     "ServerTimes",
+    "TransportConformance",
     "echo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"DialectConformance", "TransportConformance"}:
+        from . import conformance
+
+        return getattr(conformance, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -127,6 +127,7 @@ class ClientConnection:
         "_id",
         "_in_time",
         "_kind",
+        "_left",
         "_outline",
         "_runs",
         "engine",
@@ -146,6 +147,7 @@ class ClientConnection:
             _bind(client, kind.engine, endpoint)
         self._client = client
         self._kind = kind
+        self._left = False
         self._id = new_connection_id()
         self._outline = Outline(prefix=f"{endpoint.origin.scheme}://{host_header(endpoint)}")
         self._runs: set[_Run] = set()
@@ -155,7 +157,7 @@ class ClientConnection:
         self.protocol = "http/1.1"
 
     def usable(self) -> bool:
-        return not self._client.is_closed
+        return not self._left and not self._client.is_closed
 
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
         """Encode the request and hand it to the client; marks encode, and whatever the client tells."""
@@ -224,6 +226,7 @@ class ClientConnection:
 
     async def aclose(self) -> None:
         """Leave every exchange, and wait until their tasks and threads have ended. The client stays open."""
+        self._left = True
         runs = list(self._runs)
         for run in runs:
             run.close()
@@ -231,6 +234,7 @@ class ClientConnection:
             await run.ended()
 
     def abort(self) -> None:
+        self._left = True
         for run in list(self._runs):
             run.close()
 

@@ -55,6 +55,7 @@ class HTTPExchange(Inbox):
         "_max_bytes",
         "_parser",
         "_paused_since_ns",
+        "_released",
         "_size",
         "_take",
         "_unpacked_whole",
@@ -71,6 +72,7 @@ class HTTPExchange(Inbox):
         self._marks = attempt.marks
         self._max_bytes = attempt.endpoint.limits.max_event_bytes
         self._finished = False
+        self._released = False
         self._decompress: Callable[[bytes], None] | None = None
         self._unpacked_whole: Callable[[], bool] | None = None
         self._parser: EventStreamParser | None = None
@@ -134,7 +136,7 @@ class HTTPExchange(Inbox):
         self._size += len(data)
         if self._size > _OVERTIME_BYTES:
             self._http.leave(self)
-            self._attempt.released()
+            self._release()
 
     def on_batch(self) -> None:
         items = self._items
@@ -251,6 +253,12 @@ class HTTPExchange(Inbox):
             self._parser = None
         self._body = []
 
+    def _release(self) -> None:
+        """It has left the connection: said once, whatever ends come together."""
+        if not self._released:
+            self._released = True
+            self._attempt.released()
+
     def on_trailers(self, trailers: dict[str, str]) -> None:
         self._head.trailers = trailers
 
@@ -268,7 +276,7 @@ class HTTPExchange(Inbox):
                 problem = ProtocolError(f"the dialect failed at the answer's end with {type(error).__name__}")
                 problem.__cause__ = error
                 self._end_with(problem)
-        self._attempt.released()
+        self._release()
 
     def _finish_body(self) -> None:
         status = self._head.status or 0
@@ -352,7 +360,7 @@ class HTTPExchange(Inbox):
                 self._finished = True
                 self._end_with(error)
         finally:
-            self._attempt.released()
+            self._release()
 
     def _end_with(self, error: SpanwireError) -> None:
         if not self._marks.first_byte_ns:  # a part of a head is a beginning too
@@ -385,7 +393,7 @@ class HTTPExchange(Inbox):
         super().abort(error)
         self._http.leave(self)
         self._let_go()
-        self._attempt.released()
+        self._release()
 
     def on_high(self) -> None:
         self._paused_since_ns = time.perf_counter_ns()
