@@ -102,7 +102,8 @@ class Answers(Kit):
         If it fails: keep what is incomplete until the rest has come; decode text only when it is whole.
         """
         script = everything(self)
-        tokens = UNICODE
+        # Long words of several bytes for each character, so that nearly every cut is inside one, wherever it falls.
+        tokens = ["".join(UNICODE[:6]) * 12, *UNICODE, "\U0001d518" * 100]
         short = Script(tokens=tokens, usage=script.usage)
         with self.scene(short) as scene:
 
