@@ -449,9 +449,10 @@ class Registry:
         tables, compiled = self._timing_tables, self._timing_readers
         # Compared each time: a transport's plugin is loaded when its scheme is first used, and may bring tables.
         if compiled is None or compiled[0] is not tables:
-            from .timing import Readers  # with the first call that is read, not with `import spanwire`
+            with _loading:
+                from .timing import Readers  # with the first call that is read, not with `import spanwire`
 
-            compiled = self._timing_readers = tables, Readers(tables)
+                compiled = self._timing_readers = tables, Readers(tables)
         return compiled[1]
 
     def observe(self, timeline: Timeline) -> None:
