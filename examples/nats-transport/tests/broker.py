@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -133,9 +133,7 @@ class _Part:
         with socket.socket() as free:
             free.bind((host, port))
             port = free.getsockname()[1]
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder, "nats.conf")
-            config.write_text(f'listen: "{host}:{port}"\nmax_payload: 8MB\nno_sys_acc: true\n', "ascii")
+        with _config(host, port) as config:
             process = await asyncio.create_subprocess_exec(
                 server_binary(), "-c", str(config), stdout=sys.stderr, stderr=asyncio.subprocess.DEVNULL
             )
@@ -147,6 +145,14 @@ class _Part:
     @staticmethod
     def url(host: str, port: int, *, secure: bool) -> str:
         return f"nats://{host}:{port}/{SUBJECT.replace('.', '/')}"
+
+
+@contextlib.contextmanager
+def _config(host: str, port: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "nats.conf")
+        file.write_text(f'listen: "{host}:{port}"\nmax_payload: 8MB\nno_sys_acc: true\n', "ascii")
+        yield file
 
 
 async def _connected(url: str, process: asyncio.subprocess.Process) -> Client:
