@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import server
+from spanwire_anthropic.request import body_of
 
 import spanwire
 from spanwire.errors import AuthenticationFailed, Overloaded
 from spanwire.testing import Script, ScriptedTool
-
-from spanwire_anthropic.request import body_of
 
 CALL = spanwire.Call.chat(
     "claude-test", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello"}]
