@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from spanwire.cli.generate import generate, project_of
-
 pytestmark = [pytest.mark.third_party, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,6 +50,20 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def generator(core: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of an environment that has core's wheels and nothing else."""
+    folder = tmp_path_factory.mktemp("generator")
+    uv("venv", "--quiet", folder / "env")
+    python = folder / "env" / "bin" / "python"
+    uv("pip", "install", "--quiet", "--python", python, *core_wheels(core), "spanwire[cli]")
+    return python.parent / "spanwire"
+
+
+def core_wheels(core: Path) -> list[str]:
+    return [f"{name}@{path}" for path in core.glob("spanwire*.whl") if (name := _distribution(path)) in _CORE]
+
+
 class Installed:
     """A fresh environment with a plugin's wheel, and its tests beside it."""
 
@@ -62,8 +74,16 @@ class Installed:
         uv("build", "--quiet", "--wheel", "--out-dir", wheels, project)
         (wheel,) = wheels.glob("*.whl")
         uv("venv", "--quiet", folder / "env")
-        cores = [f"{name}@{path}" for path in core.glob("spanwire*.whl") if (name := _distribution(path)) in _CORE]
-        uv("pip", "install", "--quiet", "--python", self.python, f"{wheel}[{extras}]", *cores, "spanwire[cli]")
+        uv(
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            self.python,
+            f"{wheel}[{extras}]",
+            *core_wheels(core),
+            "spanwire[cli]",
+        )
         self.folder = folder / "tests-alone"
         self.folder.mkdir()
         shutil.copytree(project / "tests", self.folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
@@ -92,10 +112,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path, ignore_errors=True)  # an environment is tens of megabytes
 
 
-def test_a_generated_transport(core: Path, folder: Path) -> None:
-    project = project_of("transport", "my-wire")
-    generate(project, folder)
-    installed = Installed(folder / project.distribution, core, folder, "test")
+def test_a_generated_transport(core: Path, generator: Path, folder: Path) -> None:
+    run(generator, "new-transport", "my-wire", "--output", folder)
+    installed = Installed(folder / "spanwire-my-wire", core, folder, "test")
     out = installed.check()
     assert "PASSED tests/test_conformance.py::TestMyWire::test_a_call_that_is_left_leaves_nothing[sent-cancel]" in out
     assert "PASSED tests/test_conformance.py::TestMyWire::test_it_is_loaded_when_its_scheme_is_first_used" in out
@@ -113,10 +132,9 @@ def test_a_generated_transport(core: Path, folder: Path) -> None:
     assert "handshake" not in demo["warm"]["segments"]
 
 
-def test_a_generated_dialect(core: Path, folder: Path) -> None:
-    project = project_of("dialect", "my-server", transport="sse")
-    generate(project, folder)
-    installed = Installed(folder / project.distribution, core, folder, "test")
+def test_a_generated_dialect(core: Path, generator: Path, folder: Path) -> None:
+    run(generator, "new-dialect", "my-server", "--output", folder)
+    installed = Installed(folder / "spanwire-my-server", core, folder, "test")
     out = installed.check()
     assert "PASSED tests/test_conformance.py::TestMyServer::test_a_whole_answer_is_the_joined_stream" in out
     assert "PASSED tests/test_call.py::test_a_call" in out
