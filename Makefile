@@ -9,7 +9,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock vendor-uplot traces sync sync-bench sync-demo clean
+.PHONY: help demo demo-real test test-peers test-third-party truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock vendor-uplot traces sync sync-bench sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ endif
 
 test-peers: sync ## tests against servers that other people wrote (installs them; needs the network)
 	$(VENV)/bin/python -m pytest -m peers tests/peers $(ARGS)
+
+test-third-party: sync ## plugins of third parties, from wheels in environments of their own (needs the network)
+	$(VENV)/bin/python -m pytest -m third_party tests/third_party $(ARGS)
 
 fuzz: ## look for inputs that break parsers, codecs and connections (ARGS="sse -max_total_time=600")
 	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz

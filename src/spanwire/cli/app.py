@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -24,6 +24,9 @@ from .output import complain, plural, prepare_streams, print_json
 from .probe import Plan, Probe
 from .stats import Outcome, Report
 from .tables import print_probe, print_transports
+
+if TYPE_CHECKING:
+    from .generate import Kind
 
 __all__ = ["app", "run"]
 
@@ -334,3 +337,65 @@ def transports(
         print_json({"schema": 1, "plugins": rows})
     else:
         print_transports(rows)
+
+
+# --- new plugins ------------------------------------------------------------------------------------------------------
+
+_OUTPUT = typer.Option("--output", "-o", metavar="DIR", help="Where the project's folder is made.")
+
+
+@app.command("new-transport")
+def new_transport(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The URL scheme, and the transport's name.")],
+    output: Annotated[Path, _OUTPUT] = Path(),
+) -> None:
+    """Begin a transport of your own: a project that works and passes the conformance kit.
+
+    Makes the folder spanwire-NAME, with a transport for NAME:// that speaks a small echo wire, a server for it, tests and a
+    workflow for GitHub. Replace the wire by yours, and keep the tests green. Needs no network.
+
+    \b
+    Example:
+      spanwire new-transport my-wire
+      cd spanwire-my-wire
+      pip install -e '.[test]' && pytest
+
+    Exit code: 0, 1 if the name is taken or the folder exists, 2 for wrong usage.
+    """  # noqa: D301 - \b: click keeps the line breaks that follow
+    _new("transport", name, output)
+
+
+@app.command("new-dialect")
+def new_dialect(
+    name: Annotated[str, typer.Argument(metavar="NAME", help='As in Endpoint(dialect="NAME").')],
+    transport: Annotated[
+        str, typer.Option("--transport", metavar="TRANSPORT", help="The transport that it belongs to.")
+    ] = "sse",
+    output: Annotated[Path, _OUTPUT] = Path(),
+) -> None:
+    """Begin a dialect of your own: a server's message schema on a transport that is there.
+
+    Makes the folder spanwire-NAME, with a small schema, tests that run the conformance kit and make a call over HTTP, and
+    a workflow for GitHub. Put your server's schema into its place. Needs no network.
+
+    \b
+    Example:
+      spanwire new-dialect my-server
+      cd spanwire-my-server
+      pip install -e '.[test]' && pytest
+
+    Exit code: 0, 1 if the name is taken or the folder exists, 2 for wrong usage.
+    """  # noqa: D301 - \b: click keeps the line breaks that follow
+    _new("dialect", name, output, transport=transport)
+
+
+def _new(kind: Kind, name: str, output: Path, *, transport: str = "") -> None:
+    from .generate import generate, project_of  # only these two commands need it
+
+    project = project_of(kind, name, transport=transport)
+    made = generate(project, output)
+    where = output / project.distribution
+    typer.echo(f"{where}: {plural(len(made), 'file')}")
+    for path in made:
+        typer.echo(f"  {path.as_posix()}")
+    typer.echo(f"\nNext: cd {where} && pip install -e '.[test]' && pytest")
