@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from spanwire.calls import Call
 from spanwire.endpoint import Endpoint, Limits, Timeouts
 from spanwire.errors import CallTimeout, ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
 from spanwire.manager import LoopState, default_manager
@@ -33,7 +34,7 @@ from spanwire.net.http1 import HTTP1Connection
 from spanwire.pool import Lease, Waiter
 from spanwire.run import Prepared
 from spanwire.timeline import ConnectionUse, Marks
-from spanwire.transport import Attempt, Connection, TransportSpec
+from spanwire.transport import Attempt, Connection, Exchange, TransportSpec
 
 from .watched import Settings, Watched, endpoint_of
 
@@ -98,6 +99,10 @@ class _RawConnection(HTTP1Connection):
     def _take_headers(self) -> dict[str, str]:
         self.raw_headers = [(name, value.strip(b" \t")) for name, value in self._headers]
         return super()._take_headers()
+
+    async def start(self, call: Call, attempt: Attempt) -> Exchange:
+        """Not for calls: the client has the bytes of its request, and sends them by itself."""
+        raise NotImplementedError("requests of a client go out by its transport, not by Connection.start")
 
     def extra_info(self, name: str) -> Any:
         """As httpcore's streams have it."""
