@@ -13,7 +13,7 @@ def sync(job: Job) -> list[Answer]:
     import anthropic
     from spanwire_instrument import httpx2_client
 
-    more = {"http_client": httpx2_client()} if job.explicit else {}
+    more: dict[str, Any] = {"http_client": httpx2_client()} if job.explicit else {}
     with anthropic.Anthropic(base_url=job.origin, api_key="k", **more) as client:
 
         def ask() -> Answer:
@@ -30,7 +30,7 @@ async def asynchronous(job: Job) -> list[Answer]:
     import anthropic
     from spanwire_instrument import httpx2_async_client
 
-    more = {"http_client": httpx2_async_client()} if job.explicit else {}
+    more: dict[str, Any] = {"http_client": httpx2_async_client()} if job.explicit else {}
     async with anthropic.AsyncAnthropic(base_url=job.origin, api_key="k", **more) as client:
 
         async def ask() -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -62,11 +63,13 @@ def main(
     """Run the kinds that the command line names. Clients are to be imported by these functions, not before."""
     way, *kinds = sys.argv[1:]
     assert way in WAYS, way
+    logged: list[str] = []
+    logging.getLogger("spanwire").addHandler(_Handler(logged))
     if way == "zero":
         import spanwire_instrument
 
         spanwire_instrument.instrument()
-    found = {}
+    found: dict[str, list[Answer]] = {}
     for kind in kinds:
         job = Job(way, kind)
         if kind.startswith("sync-"):
@@ -75,7 +78,18 @@ def main(
         else:
             assert asynchronous is not None
             found[kind] = asyncio.run(_awaited(asynchronous(job)))
-    json.dump(found, sys.stdout)
+    print(json.dumps({"answers": found, "logged": logged}))
+
+
+class _Handler(logging.Handler):
+    """Keeps what spanwire has to complain about."""
+
+    def __init__(self, into: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._into = into
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._into.append(f"{record.getMessage()} {record.exc_info or ''}")
 
 
 async def _awaited(answers: Awaitable[list[Answer]]) -> list[Answer]:

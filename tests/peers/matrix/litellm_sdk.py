@@ -1,5 +1,7 @@
 """LiteLLM: ``python -m tests.peers.matrix.litellm_sdk WAY KIND...``, with the provider in MATRIX_PROVIDER.
 
+With MATRIX_NO_USAGE, streams do not ask for usage. With it, LiteLLM reads to the body's end; without it, it stops before.
+
 What can be handed in depends on the provider: a client for the process (``openai/``), a handler for the call
 (``hosted_vllm/``).
 """
@@ -17,7 +19,9 @@ PROVIDER = os.environ.get("MATRIX_PROVIDER", "openai")
 def _asked(job: Job) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": f"{PROVIDER}/m", "messages": MESSAGES, "api_base": job.url, "api_key": "k"}
     if job.streamed:
-        asked.update(stream=True, stream_options={"include_usage": True})
+        asked["stream"] = True
+        if "MATRIX_NO_USAGE" not in os.environ:
+            asked["stream_options"] = {"include_usage": True}
     return asked
 
 

@@ -14,7 +14,9 @@ def _model(job: Job) -> tuple[Any, list[Any]]:
     from llama_index.llms.openai import OpenAI  # type: ignore[import-not-found]
     from spanwire_instrument import httpx_async_client, httpx_client
 
-    more = {"http_client": httpx_client(), "async_http_client": httpx_async_client()} if job.explicit else {}
+    more: dict[str, Any] = (
+        {"http_client": httpx_client(), "async_http_client": httpx_async_client()} if job.explicit else {}
+    )
     # A model's name that it knows: it looks up the length of the context.
     return OpenAI(model="gpt-4o-mini", api_base=job.url, api_key="k", **more), [
         ChatMessage(role="user", content=PROMPT)

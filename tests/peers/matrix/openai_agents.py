@@ -21,7 +21,7 @@ async def asynchronous(job: Job) -> list[Answer]:
     from spanwire_instrument import httpx2_async_client
 
     set_tracing_disabled(True)  # it would send its traces to OpenAI
-    more = {"http_client": httpx2_async_client()} if job.explicit else {}
+    more: dict[str, Any] = {"http_client": httpx2_async_client()} if job.explicit else {}
     client = openai.AsyncOpenAI(base_url=job.url, api_key="k", **more)
     model = OpenAIChatCompletionsModel("m", openai_client=client)
     agent = Agent(name="a", model=model, model_settings=ModelSettings(include_usage=True))

@@ -19,7 +19,9 @@ def sync(job: Job) -> list[Answer]:
     import openai
     import spanwire_instrument
 
-    more = {"http_client": getattr(spanwire_instrument, f"{_library()}_client")()} if job.explicit else {}
+    more: dict[str, Any] = (
+        {"http_client": getattr(spanwire_instrument, f"{_library()}_client")()} if job.explicit else {}
+    )
     with openai.OpenAI(base_url=job.url, api_key="k", **more) as opened:
         client: Any = opened
 
@@ -35,7 +37,9 @@ async def asynchronous(job: Job) -> list[Answer]:
     import openai
     import spanwire_instrument
 
-    more = {"http_client": getattr(spanwire_instrument, f"{_library()}_async_client")()} if job.explicit else {}
+    more: dict[str, Any] = (
+        {"http_client": getattr(spanwire_instrument, f"{_library()}_async_client")()} if job.explicit else {}
+    )
     async with openai.AsyncOpenAI(base_url=job.url, api_key="k", **more) as opened:
         client: Any = opened
 

@@ -14,7 +14,7 @@ async def asynchronous(job: Job) -> list[Answer]:
     from pydantic_ai.providers.openai import OpenAIProvider  # type: ignore[import-not-found]
     from spanwire_instrument import httpx2_async_client
 
-    more = {"http_client": httpx2_async_client()} if job.explicit else {}
+    more: dict[str, Any] = {"http_client": httpx2_async_client()} if job.explicit else {}
     agent = Agent(OpenAIChatModel("m", provider=OpenAIProvider(base_url=job.url, api_key="k", **more)))
 
     async def ask() -> Answer:
