@@ -476,6 +476,9 @@ def test_a_broken_tracing_does_not_break_the_call(
 # ---------------------------------------------------------------------------------------------------------------- litellm
 
 
+@pytest.mark.filterwarnings(
+    r"ignore:Items? .* the `ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning"
+)  # its own
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_litellm_on_aiohttp(provider: str, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,6 +510,9 @@ def test_litellm_on_aiohttp(provider: str, streamed: bool, monkeypatch: pytest.M
     assert len(seen.timelines) == 6
 
 
+@pytest.mark.filterwarnings(
+    r"ignore:Items? .* the `ReadOnly` qualifier:UserWarning", "ignore::DeprecationWarning"
+)  # its own
 def test_litellm_with_a_shared_session() -> None:
     import litellm
 
