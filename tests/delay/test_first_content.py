@@ -11,8 +11,9 @@ from tests.delay.measure import RTT_MS, measure, part_ms
 
 #: The first content of a warm call, in ms: a round trip, and what server and client do. Measured: 41.3.
 WARM_MS = 44.0
-#: What a cold call takes beside its handshake and a round trip, in ms. Measured: 2 to 3.
-COLD_MS = 5.0
+#: What a cold call takes beside its handshake and a round trip, in ms. Measured: 2 to 3, and in a process's first call 2.5
+#: more for the tables of servers' times.
+COLD_MS = 8.0
 
 
 @pytest.mark.parametrize("manager", ["async", "sync"])
