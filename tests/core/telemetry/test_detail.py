@@ -84,6 +84,12 @@ def test_of_slow_calls_as_many_as_of_others() -> None:
     assert detail.wants(call(6_100, lasted_ms=10.0 * 3**15), known)
 
 
+def test_of_cold_calls_as_many_as_of_others() -> None:
+    detail, known = used_up()
+    assert [detail.wants(call(5_100, reused=False), known) for _ in range(15)] == [True] * PER_SECOND + [False] * 5
+    assert detail.wants(call(6_100, reused=False), known)
+
+
 def test_a_long_answer_is_not_slow() -> None:
     detail, known = used_up()
     assert not detail.wants(call(5_100, lasted_ms=900, first_ms=10), known)
