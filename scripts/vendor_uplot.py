@@ -8,9 +8,11 @@ import hashlib
 import io
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
 import tarfile
-import urllib.request
+import tempfile
 
 ASSETS = pathlib.Path(__file__).parent.parent / "src" / "spanwire" / "report" / "assets"
 PIN = ASSETS / "uplot.json"
@@ -23,20 +25,25 @@ FILES = {
 
 
 def main(version: str, sha256: str) -> None:
-    url = f"https://registry.npmjs.org/uplot/-/uplot-{version}.tgz"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        content = answer.read()
+    npm = shutil.which("npm")
+    if npm is None:
+        sys.exit("npm is not on PATH; it is what fetches the archive, from whatever registry it is set up for")
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"uplot@{version}"
+        subprocess.run([npm, "pack", "--silent", "--pack-destination", folder, name], check=True, stdout=sys.stderr)
+        (archive_file,) = pathlib.Path(folder).iterdir()
+        content = archive_file.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        sys.exit(f"{url} has the hash {found}, and {sha256} was asked for: nothing is changed")
+        sys.exit(f"{name} has the hash {found}, and {sha256} was asked for: nothing is changed")
     files = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member, name in FILES.items():
+        for member, kept_as in FILES.items():
             data = archive.extractfile(member)
             assert data is not None
             text = data.read()
-            (ASSETS / name).write_bytes(text)
-            files[name] = hashlib.sha256(text).hexdigest()
+            (ASSETS / kept_as).write_bytes(text)
+            files[kept_as] = hashlib.sha256(text).hexdigest()
     pin = {"version": version, "sha256": sha256, "files": files}
     PIN.write_text(json.dumps(pin, indent=2) + "\n", encoding="utf-8")
     print(f"uPlot {version} is in {ASSETS}")
