@@ -135,7 +135,7 @@ class Telemetry:
         metrics: which to record: ``duration``, ``first_content``, ``connections`` by default; ``first_chunk``,
             ``tokens``, ``segments``. The environment variable SPANWIRE_METRICS (comma list) sets the default.
         detail: whether segments are spans of their own: ``full`` for every call that is sampled, ``flat`` never, ``auto``
-            (the default) for cold, slow and failed calls and ten others a second. The environment variable
+            (the default) for failed calls, and of each second ten cold, ten slow and ten others. The environment variable
             SPANWIRE_DETAIL sets the default. Their durations are attributes of the call's span in any case.
 
     Raises:
