@@ -1,0 +1,1 @@
+"""spanwire over WebSocket."""
