@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .loopback import Answer, Book, Listener, LoopbackPart, LoopbackServer, Request, echo
+from .loopback import Answer, Book, ConfigurablePart, Listener, LoopbackPart, LoopbackServer, Request, echo
 from .reports import ServerTimes
 from .script import Script, ScriptedTool
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Book",
+    "ConfigurablePart",
     "DialectConformance",
     "Listener",
     "LoopbackPart",

@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ..errors import ConfigurationError
@@ -31,6 +33,15 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--uds", metavar="PATH", help="listen on this unix socket instead")
     parser.add_argument("--tls", action="store_true", help="serve https with a throw-away CA")
     parser.add_argument("--part", default="sse", metavar="NAME", help="which wire (default: %(default)s)")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        dest="options",
+        metavar="NAME=VALUE",
+        help="an option of the wire's part; the value is JSON, or else text (can be repeated)",
+    )
     parser.add_argument("--tokens", type=int, metavar="N", help="answer with N tokens instead of the sentence")
     for name, what in (
         ("queue", "from the request to the headers"),
@@ -42,6 +53,16 @@ def _arguments() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}-ms", type=float, default=0.0, metavar="MS", help=f"milliseconds {what}")
     parser.add_argument("--server-timing", choices=DIALECTS, help="report these times as such a server does")
     return parser
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             port=options.port,
             uds=options.uds,
             part=options.part,
+            options=dict(options.options),
             keep=_KEEP,
         )
     except ConfigurationError as error:

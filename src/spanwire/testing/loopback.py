@@ -34,7 +34,7 @@ from .reports import ServerTimes
 from .script import Script
 from .tls import ThrowAwayCA
 
-__all__ = ["Answer", "Book", "Listener", "LoopbackPart", "LoopbackServer", "Request", "echo"]
+__all__ = ["Answer", "Book", "ConfigurablePart", "Listener", "LoopbackPart", "LoopbackServer", "Request", "echo"]
 
 _GROUP = "spanwire.loopback"
 #: How long ``start`` and ``close`` wait for the server's thread, in seconds: both take milliseconds, so more is a bug.
@@ -155,7 +155,9 @@ Answer = Script | Callable[[Request], Script]
 def echo(request: Request) -> Script:
     """The default answer: a short sentence made of the last user message."""
     body = request.body
-    messages = body.get("messages") if isinstance(body, dict) else None
+    messages = body.get("messages", body.get("input")) if isinstance(body, dict) else None
+    if isinstance(messages, str):  # OpenAI's Responses take a text, too
+        messages = [{"role": "user", "content": messages}]
     words: list[str] = []
     for message in reversed(messages if isinstance(messages, list) else []):
         if isinstance(message, dict) and message.get("role") == "user":
@@ -349,6 +351,15 @@ class LoopbackPart(Protocol):
         ...
 
 
+@runtime_checkable
+class ConfigurablePart(LoopbackPart, Protocol):
+    """A part that has options of its own."""
+
+    def configured(self, options: Mapping[str, Any]) -> LoopbackPart:
+        """A part with these options. Raises ConfigurationError for one that it does not know, or a bad value."""
+        ...
+
+
 def load_part(name: str) -> LoopbackPart:
     """The part of that name.
 
@@ -373,6 +384,12 @@ def load_part(name: str) -> LoopbackPart:
             f"the loopback server {_origin(point)} has not what LoopbackPart asks for: name, alpn, start, url"
         )
     return part
+
+
+def _configured(part: LoopbackPart, options: Mapping[str, Any]) -> LoopbackPart:
+    if not isinstance(part, ConfigurablePart):
+        raise ConfigurationError(f"the loopback server {part.name!r} has no options: {', '.join(options)}")
+    return part.configured(options)
 
 
 def _origin(point: EntryPoint) -> str:
@@ -400,6 +417,7 @@ class LoopbackServer:
         port: 0: any free one.
         uds: path of a unix socket to listen on instead.
         part: which wire: the name of an entry point of ``spanwire.loopback``, or the part itself.
+        options: for the part, if it has any; see its own documentation.
         keep: how many requests are kept for :attr:`requests`.
 
     Raises:
@@ -418,9 +436,11 @@ class LoopbackServer:
         port: int = 0,
         uds: str | None = None,
         part: str | LoopbackPart = "sse",
+        options: Mapping[str, Any] | None = None,
         keep: int = 100_000,
     ) -> None:
-        self._part = load_part(part) if isinstance(part, str) else part
+        found = load_part(part) if isinstance(part, str) else part
+        self._part = found if not options else _configured(found, options)
         self._book = Book(default=default, keep=keep)
         if isinstance(scripts, Mapping):
             for model, answers in scripts.items():

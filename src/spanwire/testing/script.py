@@ -31,6 +31,8 @@ __all__ = ["Script", "ScriptedTool"]
 _PIECE = re.compile(r"\s*\S+(?:\s+$)?|\s+$")
 #: Vectors of real models have at most some thousand numbers; the limit keeps a typo from filling the memory.
 _MAX_DIMENSIONS = 65_536
+_CLOSE_CODES = frozenset({*range(1000, 1004), *range(1007, 1015)})
+_OWN_CLOSE_CODES = range(3000, 5000)
 _DELAYS = ("queue_s", "headers_s", "prefill_s", "gap_s", "end_s", "write_gap_s")
 
 
@@ -83,7 +85,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         drop_after: close the connection after so many events (or ``writes``), in the middle of the next one, or at
             the end if there are no more. ``"request"``: before any byte of the answer. A whole body counts as one.
         drop_mode: ``"close"``: in order (FIN), inside a chunk. ``"reset"``: RST, as from a crashed host or a load
-            balancer; on a unix socket, which has none, the same as close.
+            balancer; on a unix socket, which has none, the same as close. A number: a WebSocket is closed with that
+            code (RFC 6455, section 7.4), and between two messages; for other wires it is ``"close"``.
         hang_after: send nothing more after so many events (or ``writes``), and keep the connection open.
             ``"request"``: never answer.
         dimensions: length of the vectors for an embeddings call, if the request does not say.
@@ -118,7 +121,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool = True
     close: bool = False
     drop_after: int | Literal["request"] | None = None
-    drop_mode: Literal["close", "reset"] = "close"
+    drop_mode: Literal["close", "reset"] | int = "close"
     hang_after: int | Literal["request"] | None = None
     dimensions: int = 8
     server_timing: str | None = None
@@ -190,8 +193,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "Script(): after drop_after nothing can hang; choose one of drop_after and hang_after"
             )
-        if self.drop_mode not in {"close", "reset"}:
-            raise ConfigurationError(f'Script(drop_mode=...) must be "close" or "reset", not {self.drop_mode!r:.40}')
+        if self.drop_mode not in ("close", "reset") and not _is_close_code(self.drop_mode):
+            raise ConfigurationError(
+                'Script(drop_mode=...) must be "close", "reset" or a code with which a WebSocket can be closed, '
+                f"not {self.drop_mode!r:.40}"
+            )
 
     @property
     def finish(self) -> str | None:
@@ -229,6 +235,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         return Usage(
             input_tokens, self.pieces, input_tokens + self.pieces, reasoning_tokens=len(self.reasoning) or None
         )
+
+
+def _is_close_code(value: object) -> bool:
+    """Those that may be sent: RFC 6455, section 7.4, and the registry that it founded."""
+    return _is_count(value) and (value in _CLOSE_CODES or value in _OWN_CLOSE_CODES)
 
 
 def _is_count(value: object) -> bool:
