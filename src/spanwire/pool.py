@@ -48,6 +48,10 @@ FULL_WAIT_S = 0.1
 FULL_WAIT_LIMIT_S = 5.0
 
 _NEVER_S = 86_400.0 * 365
+#: Later than any clock.
+_NEVER_NS = 1 << 62
+#: By so much may the time of a timer differ from the ns that it was made of.
+_ROUNDING_S = 5e-7
 
 _ids = itertools.count(1)
 
@@ -125,11 +129,14 @@ class Waiter:
         by: the dial that served it, or that failed it, or that it was counted on when it gave up.
         member: the connection it got; ``error``: why it gets none.
         wake: called once either is set.
+        attempt, context: what a dial for it is made with, and whatever the pool's owner keeps on that.
     """
 
     __slots__ = (
         "asked_ns",
+        "attempt",
         "by",
+        "context",
         "dial",
         "dial_asked_ns",
         "error",
@@ -153,6 +160,8 @@ class Waiter:
         self.member: Member | None = None
         self.error: SpanwireError | None = None
         self.wake: Callable[[], None] | None = None
+        self.attempt: Attempt | None = None
+        self.context: object = None
 
 
 class PoolState:
@@ -556,7 +565,6 @@ class Pool:
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
         self._looker: asyncio.TimerHandle | None = None  # while the server is full
-        self._attempt: Attempt | None = None  # the last one that asked: what a try for room is made with
         self._limits = Limits()
         self._on_connect = on_connect
         self._on_empty = on_empty
@@ -591,7 +599,7 @@ class Pool:
         wait = self.state.wait_for_new if fresh else self.state.wait
         waiter = wait(time.perf_counter_ns(), self._limits)
         waiter.until_ns = (attempt.asked_ns or waiter.asked_ns) + _patience_ns(self._limits, attempt.timeouts)
-        self._attempt = _plain(attempt)
+        waiter.attempt, waiter.context = attempt, context
         on_wait(waiter)
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
@@ -599,7 +607,7 @@ class Pool:
         if self.state.wants_dial(waiter, may_wait=not fresh):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None and self.state.full_until_ns:
-            self._look_for(waiter)
+            self._look_by(waiter.until_ns)
         elif waiter.dial is None:
             expiry = self.loop.call_later(FINISH_WAIT_NS / 1e9, self._finish_wait_expired, attempt, waiter, context)
         try:
@@ -627,7 +635,7 @@ class Pool:
         if self.state.wants_dial(waiter, may_wait=False):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None:
-            self._look_for(waiter)
+            self._look_by(waiter.until_ns)
 
     def refused(self, error: SpanwireError, asked_ns: int, limits: Limits, timeouts: Timeouts) -> bool:
         """The server has said on a connection that it is full: then a connection that was made is no sign of room.
@@ -636,16 +644,16 @@ class Pool:
         """
         now_ns = time.perf_counter_ns()
         self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random(), connected=True)  # noqa: S311
-        self._look_soon()
         if now_ns >= asked_ns + _patience_ns(limits, timeouts):
             return False
         return limits.queue_timeout_s is not None or any(_usable(member.connection) for member in self.state.members)
 
-    def _look_for(self, waiter: Waiter) -> None:
-        """One more waits for a full server. Only looks at all of them if nobody would look in time for this one."""
-        state, looker, now_ns = self.state, self._looker, time.perf_counter_ns()
-        tries = bool(state.dials) or now_ns < state.full_until_ns
-        if looker is None or not tries or looker.when() > self.loop.time() + (waiter.until_ns - now_ns) / 1e9:
+    def _look_by(self, until_ns: int) -> None:
+        """Somebody waits for a full server until then. Looks at all who wait only if nobody would look in time."""
+        state, looker = self.state, self._looker
+        due_ns = until_ns if state.dials else min(until_ns, state.full_until_ns)
+        left_s = (due_ns - time.perf_counter_ns()) / 1e9
+        if looker is None or looker.when() > self.loop.time() + left_s + _ROUNDING_S:
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -653,22 +661,19 @@ class Pool:
         if self._looker is not None:
             self._looker.cancel()
             self._looker = None
-        attempt = self._attempt
-        if self._closed or attempt is None:
+        if self._closed:
             return
         waiter, late, next_ns = self.state.look_at_full(time.perf_counter_ns())
         for other in late:
             limit_s = other.limits.queue_timeout_s
             named = f"Limits.queue_timeout_s = {limit_s:g} s" if limit_s is not None else "Timeouts.first_content_s"
+            address = other.attempt.endpoint.address if other.attempt is not None else None
             self.state.refuse(
-                other,
-                QueueTimeout(
-                    f"the server is full, and had no room in time ({named})", endpoint=attempt.endpoint.address
-                ),
+                other, QueueTimeout(f"the server is full, and had no room in time ({named})", endpoint=address)
             )
-        if waiter is not None:
+        if waiter is not None and waiter.attempt is not None:
             waiter.dial_asked_ns = time.perf_counter_ns()
-            self._start_dial(attempt, waiter)
+            self._start_dial(waiter.attempt, waiter, waiter.context)
         if next_ns:
             self._looker = self.loop.call_later(next_ns / 1e9, self._look_again)
 
@@ -713,7 +718,14 @@ class Pool:
     ) -> asyncio.Task[SpanwireError | None]:
         dial = self.state.dial(time.perf_counter_ns(), self._expected(attempt.endpoint), waiter)
         dial.context = context
-        own = _plain(attempt, dial.marks)
+        # Nothing of the call itself (its headers, its trace): others will use the connection too.
+        own = Attempt(
+            attempt.endpoint,
+            timeouts=attempt.timeouts,
+            dialect=attempt.dialect,
+            api_key=attempt.api_key,
+            marks=dial.marks,
+        )
         # An empty context: the connection outlives the call, and must not keep its context alive or run in it.
         task = self.loop.create_task(self._dial(own, dial), context=contextvars.Context(), name="spanwire dial")
         self._tasks.add(task)
@@ -771,9 +783,10 @@ class Pool:
                 self._on_connect(attempt, dial, None, error)
             if error.full:
                 self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random())  # noqa: S311
+            counted = list(dial.counted)
             self.state.failed(dial, error, now_ns)
             if self.state.full_until_ns:  # also where it failed in another way: the next one has its try
-                self._look_soon()
+                self._look_by(min((waiter.until_ns for waiter in counted if waiter.error is None), default=_NEVER_NS))
             self._say_if_empty()
             return error
         was_full = self.state.full_until_ns > 0
@@ -910,13 +923,6 @@ def _checked(connection: Connection) -> Connection:
     if not isinstance(connection.capacity, int):
         raise Garbage(f"a connection's capacity is a number, not {type(connection.capacity).__name__}")
     return connection
-
-
-def _plain(attempt: Attempt, marks: Marks | None = None) -> Attempt:
-    """Nothing of the call itself (its headers, its trace, its message): others will use the connection too."""
-    return Attempt(
-        attempt.endpoint, timeouts=attempt.timeouts, dialect=attempt.dialect, api_key=attempt.api_key, marks=marks
-    )
 
 
 def _patience_ns(limits: Limits, timeouts: Timeouts) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -801,6 +803,16 @@ def test_the_wait_counts_from_the_calls_first_asking() -> None:
         assert isinstance(late.error, QueueTimeout)
 
 
+def test_one_with_less_patience_that_is_refused_later_is_looked_at_in_time() -> None:
+    with shell() as the:
+        patient, hasty = the.call(60), the.call(2)
+        the.refuse(0, retry_after_s=30)
+        the.refuse(1)
+        the.after(2)
+        assert isinstance(hasty.error, QueueTimeout)
+        assert patient.waits
+
+
 def test_without_a_connection_of_our_own_only_who_has_said_how_long_waits() -> None:
     with shell() as the:
         hasty, patient = the.call(None), the.call(5)
@@ -997,17 +1009,40 @@ def test_a_connection_given_back_in_order_shows_that_there_is_room_for_more() ->
 
 
 def test_nothing_of_a_call_stays_with_the_pool() -> None:
+    class Message:
+        """As large as the conversation."""
+
     with shell() as the:
-        attempt = fake_attempt(limits=PATIENT, headers={"x": "secret"})
-        attempt.prepared = object()
+        attempt = fake_attempt(limits=PATIENT)
+        attempt.prepared = Message()
+        message = weakref.ref(attempt.prepared)
         task = the.loop.create_task(the.pool.lease(attempt, lambda waiter: None))
         the.settle()
         the.open()
         task.result()
-        kept = the.pool._attempt
-        assert kept is not None
-        assert (kept.prepared, kept.headers, kept.marks.parts, kept.asked_ns) == (None, {}, [], 0)
-        assert kept.endpoint is attempt.endpoint
+        del attempt, task
+        gc.collect()
+        assert message() is None
+        assert len(the.state.members) == 1
+
+
+def test_a_try_is_made_with_the_settings_of_the_one_it_is_made_for() -> None:
+    with shell() as the:
+        the.held()
+        contexts = [object(), object()]
+        for connect_s, context in zip((7.0, 8.0), contexts, strict=True):
+            attempt = fake_attempt(limits=PATIENT, connect_s=connect_s)
+            the.loop.create_task(the.pool.lease(attempt, lambda waiter: None, context))
+            the.settle()
+            if connect_s == 7.0:
+                the.refuse()
+        the.after(FULL_WAIT_S)
+        assert the.transport.gates[-1].attempt.timeouts.connect_s == 7.0
+        (dial,) = the.state.dials
+        assert dial.context is contexts[0]
+        the.open()
+        assert the.transport.gates[-1].attempt.timeouts.connect_s == 8.0
+        the.open()
 
 
 def test_many_that_wait_are_not_all_looked_at_for_each_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1029,6 +1064,24 @@ def test_many_that_wait_are_not_all_looked_at_for_each_that_comes(monkeypatch: p
         assert len(looks) == before
         the.call(1)
         assert len(looks) == before + 1, "it wants to be looked at earlier"
+
+
+def test_many_that_are_refused_together_are_not_all_looked_at_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = PoolState.look_at_full
+
+    def counted(self: PoolState, now_ns: int) -> Any:
+        looks.append(now_ns)
+        return look(self, now_ns)
+
+    with shell() as the:
+        the.held()
+        callers = [the.call() for _ in range(50)]
+        monkeypatch.setattr(PoolState, "look_at_full", counted)
+        for number in range(1, 51):
+            the.refuse(number)
+        assert all(caller.waits for caller in callers)
+        assert len(looks) == 1
 
 
 def test_a_lease_that_ends_on_a_closed_loop_is_quiet() -> None:

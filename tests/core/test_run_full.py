@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,6 +331,53 @@ def test_a_loop_that_ends_while_a_call_waits_for_room_leaves_nothing() -> None:
     assert not pool.state.waiters
     assert slow.timeline.outcome == "error"
     assert waits.cancelled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_does_not_wait_with_its_parents_calls_and_they_go_on() -> None:
+    code = """
+    import asyncio, os
+    from spanwire.manager import ConnectionManager
+    from tests.core.scripted import Scripted, answers, endpoint
+    from tests.core.test_run_full import one_client, until
+    from tests.support import chat
+
+    async def in_child(manager, wire):
+        wire.play = answers
+        assert (await manager.complete(endpoint(), chat("quick"))).text == "hello"
+        (pool,) = manager.state().pools.values()
+        assert (pool._looker, pool.state.full_until_ns, len(pool.state.waiters)) == (None, 0, 0)
+
+    async def main():
+        wire = one_client()
+        async with ConnectionManager(plugins=[Scripted(wire)], telemetry=None) as manager:
+            slow = asyncio.create_task(manager.complete(endpoint(), chat("slow")))
+            await until(lambda: wire.talks)
+            quick = asyncio.create_task(manager.complete(endpoint(), chat("quick")))
+            (pool,) = manager.state().pools.values()
+            await until(lambda: pool._looker is not None)
+            child = os.fork()
+            if child == 0:
+                try:
+                    asyncio.run(in_child(manager, wire))
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+            wire.talks[0].answer()
+            assert (await quick).text == (await slow).text == "hello"
+
+    asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- prepare, suits ----------------------------------------------------------------------------------------------------
