@@ -210,7 +210,7 @@ class ResponsesDecoder:
             self._see(response)
         if kind == "response.created":
             self.created = True
-            return Chunk("", "", (), None, None, data)  # as the role of a chat answer: the first thing that came
+            return None
         if kind == "response.queued":
             self.queued = True
         else:
