@@ -118,7 +118,7 @@ class ResponsesExchange(Inbox):
         if self._done:
             return
         try:
-            chunk = self._decode(b"", bytes(data))
+            chunk = self._decode(b"", data if type(data) is bytes else bytes(data))
         except SpanwireError as error:
             self._refused(error)
             return
