@@ -215,6 +215,8 @@ class HTTPExchange(Inbox):
                 marks.first_content_ns = now_ns
                 if self._parser is not None:
                     self._parser.on_event = self._later_event
+        elif not self._marks.first_chunk_ns and getattr(self._decoder, "created", False):
+            self._marks.first_chunk_ns = self._http.arrival_ns  # the first thing that came, as a chat answer's role is
 
     def _later_event(self, name: bytes, data: bytes) -> None:
         chunk = self._decode(name, data)
@@ -323,6 +325,8 @@ class HTTPExchange(Inbox):
         if last is not None:
             self._items.append(last)
             self._last_item = last  # which did not come now
+            if self._marks.first_chunk_ns:  # unless it is all that came
+                self._marks.last_chunk_ns = self._marks.last_chunk_ns or self._http.arrival_ns
 
     def _read_ignored(self, lines: list[bytes]) -> None:
         """The standard ignores lines of unknown fields; where no answer is complete they may say why."""

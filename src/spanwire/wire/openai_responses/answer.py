@@ -195,11 +195,12 @@ class ResponsesDecoder:
         if kind in _TERMINAL:
             return self._terminal(event, data)
         if kind in {"response.created", "response.queued", "response.in_progress"}:
-            return self._begun(kind, event, data)
+            self._begun(kind, event)
+            return None
         text, reasoning, calls = self._content(kind, event)
         return Chunk(text, reasoning, calls, None, None, data) if text or reasoning or calls else None
 
-    def _begun(self, kind: str, event: dict[str, Any], data: bytes) -> Chunk | None:
+    def _begun(self, kind: str, event: dict[str, Any]) -> None:
         response = event.get("response")
         if isinstance(response, dict):
             id_ = response.get("id")
@@ -210,12 +211,10 @@ class ResponsesDecoder:
             self._see(response)
         if kind == "response.created":
             self.created = True
-            return Chunk("", "", (), None, None, data)  # as the role of a chat answer: the first thing that came
-        if kind == "response.queued":
+        elif kind == "response.queued":
             self.queued = True
         else:
             self.in_progress = True
-        return None
 
     def _see(self, response: dict[str, Any]) -> None:
         id_, model = response.get("id"), response.get("model")
