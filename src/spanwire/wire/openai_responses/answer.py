@@ -71,8 +71,8 @@ _decode_terminal = msgspec.json.Decoder(_Terminal).decode
 class ResponsesDecoder:
     """State of one streamed answer.
 
-    The terminal event sets ``done``, and :meth:`end` then gives the last chunk, with finish reason and usage. Ask for
-    ``done`` after every event: the terminal one gives a chunk of its own where content came with nothing else.
+    The terminal event gives None and sets ``done``; :meth:`end` then gives the last chunk, with finish reason, usage, and
+    whatever content came with nothing else.
 
     Attributes:
         done: the terminal event has been seen (or ``[DONE]``, which does not make an answer complete).
@@ -193,7 +193,8 @@ class ResponsesDecoder:
         if kind == "error" or event.get("error"):
             raise response_error(data)
         if kind in _TERMINAL:
-            return self._terminal(event, data)
+            self._terminal(event, data)
+            return None
         if kind in {"response.created", "response.queued", "response.in_progress"}:
             self._begun(kind, event)
             return None
@@ -257,7 +258,7 @@ class ResponsesDecoder:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _terminal(self, event: dict[str, Any], data: bytes) -> Chunk | None:
+    def _terminal(self, event: dict[str, Any], data: bytes) -> None:
         response = event.get("response")
         if not isinstance(response, dict):
             response = {}
@@ -272,10 +273,7 @@ class ResponsesDecoder:
         text, reasoning, calls = self._delivered.finish_all(output if isinstance(output, list) else ())
         self.done = True
         self.finish_reason = self._finish(response, event.get("type"))
-        self._last = Chunk("", "", (), self.finish_reason, self.usage, data)
-        if text or reasoning or calls:
-            return Chunk(text, reasoning, calls, None, None, data)
-        return None
+        self._last = Chunk(text, reasoning, calls, self.finish_reason, self.usage, data)
 
     def _finish(self, response: dict[str, Any], kind: Any) -> str:
         details = response.get("incomplete_details")
@@ -303,11 +301,11 @@ class ResponsesDecoder:
         status = response.get("status")
         if status in {"queued", "in_progress"}:
             raise ProtocolError(f"the answer is not complete, its status is {status!r}: a chat call cannot wait for it")
-        found = self._terminal({"type": "response.done", "response": response}, body)
+        self._terminal({"type": "response.done", "response": response}, body)
         self.late_events = [body]
-        last = self._last or Chunk()
-        self._last = None
-        return msgspec.structs.replace(found, finish_reason=last.finish_reason, usage=last.usage) if found else last
+        last, self._last = self._last, None
+        assert last is not None
+        return last
 
 
 def decode_response(body: bytes) -> tuple[Chunk, str | None, str | None]:
