@@ -283,6 +283,7 @@ def test_built_in_tools_and_unknown_events_are_passed_over() -> None:
         {"type": "response.output_item.done", "output_index": 0, "item": search},
         {"type": "codex.rate_limits", "delta": "x"},
         {"type": "response.something_new", "delta": "x"},
+        {"type": "response.steer.failed", "error": {"code": "x", "message": "too late"}},
         {"type": "response.output_text.delta", "delta": "a", "logprobs": []},
         {"type": "response.completed", "response": {"output": [search, None, {"type": "message", "content": "ab"}]}},
     ]
