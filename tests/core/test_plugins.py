@@ -118,7 +118,7 @@ def test_a_broken_plugin_is_named_and_stops_nothing_else(installed: dict[str, li
     assert registry.spec_for(spanwire.Endpoint("http://h/v1")).name == "sse"
     rows = {row["distribution"]: row for row in registry.describe()}
     assert rows["spanwire-sse"]["status"] == "ok"
-    assert rows["spanwire-sse"]["transports"][0]["dialects"] == ["openai"]
+    assert rows["spanwire-sse"]["transports"][0]["dialects"] == ["openai", "responses"]
     assert "no libbad" in rows["spanwire-bad"]["status"]
 
 
