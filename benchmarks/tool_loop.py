@@ -42,7 +42,7 @@ def answers(turns: int) -> list[Script]:
 async def run(part: str, turns: int, prompt_bytes: int, result_bytes: int) -> Loop:
     """One agent's loop on a connection that is warm."""
     with LoopbackServer(part=part, tls=True, host="0.0.0.0", public_host=PEER) as server:
-        endpoint = spanwire.Endpoint(server.url, tls=server.tls, proxy=None)
+        endpoint = server.endpoint()
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": "x" * prompt_bytes},
             {"role": "user", "content": "Look it up"},

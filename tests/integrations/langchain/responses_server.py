@@ -37,9 +37,9 @@ _PART_KEYS = {
 
 def answer_responses(request: Request) -> Script:
     """As the chat server would, after a look at the request."""
-    body = request.body
     if not request.path.endswith("/responses"):
         return answer(request)
+    body = _whole(request.body)
     problem = _wrong_with(body)
     if problem is not None:
         return Script(status=400, body=json.dumps({"error": {"message": problem, "code": "bad_request"}}).encode())
@@ -47,6 +47,19 @@ def answer_responses(request: Request) -> Script:
     return answer(
         Request(method="POST", path="/", query="", headers=request.headers, raw=raw, connection=request.connection)
     )
+
+
+def _whole(body: Mapping[str, Any]) -> dict[str, Any]:
+    """As it would be sent over HTTP: of a call over WebSocket, which may go on with what the server has, the tool calls whose
+    results it brings are in its input too."""
+    found = {name: value for name, value in body.items() if name != "type"}
+    if "previous_response_id" in found:
+        results = [item for item in found["input"] if item["type"] == "function_call_output"]
+        made = [
+            {"type": "function_call", "call_id": item["call_id"], "name": "made", "arguments": "{}"} for item in results
+        ]
+        found["input"] = [*made, *found["input"]]
+    return found
 
 
 def _wrong_with(body: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ class Outcome:
 
 
 def run_suite(
-    name: str, folder: Path, *, python: str, timeout_s: float = 150, part: str = "sse", select: str = ""
+    name: str, folder: Path, *, python: str, timeout_s: float = 150, part: str = "sse"
 ) -> tuple[Outcome, str]:
     """The outcome of ``standard/suite_<name>.py`` over a part of the loopback server, and what pytest wrote."""
     report = folder / f"{name}.xml"
@@ -33,7 +33,6 @@ def run_suite(
         [
             python, "-m", "pytest", "-q", "-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE),
             "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", f"--junitxml={report}", str(HERE / f"suite_{name}.py"),
-            "-k", select,
         ],
         capture_output=True, text=True, timeout=timeout_s, check=False, cwd=folder,
         env={

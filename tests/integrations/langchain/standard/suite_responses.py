@@ -1,7 +1,8 @@
-"""langchain-tests' chat suites over the Responses dialect. Run by tests/integrations/langchain/test_standard.py."""
+"""langchain-tests' chat suites over the Responses dialect, on HTTP or WebSocket (LOOPBACK_PART). Run by tests/integrations/langchain/test_standard.py."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.integrations.langchain.standard.suite_integration import _Chat
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer([answer_responses]) as server:
+    with LoopbackServer([answer_responses], part=os.environ.get("LOOPBACK_PART", "sse")) as server:
         yield server
         assert server.faults == []
 
