@@ -19,7 +19,10 @@ from websockets.server import ServerProtocol
 from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
-__all__ = ["Gone", "Peer"]
+__all__ = ["GOODBYE_S", "Gone", "Peer"]
+
+#: How long a closing connection waits for the client's goodbye, in seconds. The library's own default is 10.
+GOODBYE_S = 1.0
 
 #: ``struct linger``: on, 0 seconds. Two ints, on Windows two shorts.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
@@ -65,6 +68,7 @@ class Peer(ServerConnection):
         self.path = ""
         self.query = ""
         self._closing: asyncio.Task[None] | None = None
+        self._last: asyncio.TimerHandle | None = None
         if not answers_pings:
             _mute(protocol)
 
@@ -75,11 +79,20 @@ class Peer(ServerConnection):
         self.number = self.book.connected()
         super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._last is None and (self.protocol.state is State.CLOSING or self.protocol.eof_sent):
+            # The library waits for a client that has said goodbye, or broke the rules, and does not go.
+            self._last = self.loop.call_later(GOODBYE_S, self.transport.abort)
+            self._leave(left=True)
+            fault = self.protocol.parser_exc
+            if isinstance(fault, _FAULTS):
+                self.book.fault(f"connection {self.number}: {type(fault).__name__}: {fault}")
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        fault = self.protocol.parser_exc
-        if isinstance(fault, _FAULTS):
-            self.book.fault(f"connection {self.number}: {type(fault).__name__}: {fault}")
+        if self._last is not None:
+            self._last.cancel()
         self._leave(left=True)
         for task in self._tasks:  # those too that have answered, and are not over
             task.cancel()
@@ -118,18 +131,22 @@ class Peer(ServerConnection):
             if task is not None and task is not asyncio.current_task(self.loop):
                 task.cancel()
 
-    def answer(self, request: Request, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Make an answer in a task of its own, which ends with the connection."""
-        task = self.loop.create_task(self._guard(making))
+    def answer(self, request: Request, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Make an answer in a task of its own, which ends with the connection.
+
+        Args:
+            make: called in the task, which may be cancelled before: a coroutine would be left that nobody awaits.
+        """
+        task = self.loop.create_task(self._guard(make))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if request in self.running:
             self.running[request] = task
         return task
 
-    async def _guard(self, making: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await making
+            await make()
         except Gone:
             pass
         except Exception as error:  # noqa: BLE001 - a fault of ours must not look like a slow server
@@ -168,8 +185,7 @@ class Peer(ServerConnection):
         """
         mode = script.drop_mode
         if isinstance(mode, int):
-            self._leave(left=False)
-            await self.close(mode, "as scripted")
+            await self.finish(mode, "as scripted")
         elif mode == "reset":
             self.drop(reset=True)
         else:
@@ -177,6 +193,11 @@ class Peer(ServerConnection):
                 self.transport.write(_CUT_FRAME)
                 await self.drain()
             self.drop(abort=False)
+
+    async def finish(self, code: int, reason: str = "") -> None:
+        """The closing handshake, begun by us."""
+        self._leave(left=False)
+        await self.close(code, reason)
 
     def drop(self, *, reset: bool = False, abort: bool = True) -> None:
         """Close the connection now, without a close frame, whatever goes on on it.
@@ -197,11 +218,11 @@ class Peer(ServerConnection):
             self.transport.close()
 
     def close_soon(self, code: int, reason: str = "") -> None:
-        """Begin the closing handshake; harmless where it has begun."""
+        """The same, without waiting for it; harmless where it has begun."""
         self._leave(left=False)
         if self.protocol.state is State.OPEN:
             if self._closing is None:
-                self._closing = self.loop.create_task(self.close(code, reason))
+                self._closing = self.loop.create_task(self.finish(code, reason))
         elif self.protocol.state is State.CONNECTING:
             self.transport.close()
 
