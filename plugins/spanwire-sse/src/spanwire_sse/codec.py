@@ -41,6 +41,7 @@ class AnswerDecoder(Protocol):
     Attributes:
         done: the terminal event has been seen.
         id, model: as the server gave them, once known.
+        created: optional: the answer has begun, by an event that gives no chunk.
         usage: optional: the last count of tokens that was seen.
         late_events: optional: raw JSON of the last events, or of the whole answer, where servers put their timing.
     """

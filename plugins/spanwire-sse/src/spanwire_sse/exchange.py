@@ -8,9 +8,7 @@ whatever the content type says. A stream where a whole answer was asked for is j
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -20,6 +18,7 @@ from spanwire.net.carrier import Carrier
 from spanwire.net.proxies import Proxy
 from spanwire.net.tunnel import credentials_wanted
 from spanwire.transport import Attempt, Head, Inbox, Item
+from spanwire.wire.retry_after import retry_after_s
 from spanwire.wire.sse import EventStreamParser
 
 from .codec import AnswerDecoder, Codec
@@ -160,6 +159,16 @@ class HTTPExchange(Inbox):
             self._last_item = items[-1]
             self._marks.last_chunk_ns = self._http.arrival_ns
 
+    def _stamp_last(self, last: Item) -> None:
+        """The chunk of the answer's end: of what did come now, or where nothing else came."""
+        marks, now_ns = self._marks, self._http.arrival_ns
+        if isinstance(last, Chunk) and last.has_content:
+            marks.first_chunk_ns = marks.first_chunk_ns or now_ns
+            marks.first_content_ns = marks.first_content_ns or now_ns
+            marks.last_chunk_ns = now_ns
+        elif marks.first_chunk_ns and not marks.last_chunk_ns:
+            marks.last_chunk_ns = now_ns
+
     def _sniff(self, data: bytes) -> None:
         if self._body or data[:5] != b"data:":  # else it is what nearly every stream begins with
             start = b"".join([*self._body, data])
@@ -216,6 +225,8 @@ class HTTPExchange(Inbox):
                 marks.first_content_ns = now_ns
                 if self._parser is not None:
                     self._parser.on_event = self._later_event
+        elif not self._marks.first_chunk_ns and getattr(self._decoder, "created", False):
+            self._marks.first_chunk_ns = self._http.arrival_ns  # the first thing that came, as a chat answer's role is
 
     def _later_event(self, name: bytes, data: bytes) -> None:
         chunk = self._decode(name, data)
@@ -324,6 +335,7 @@ class HTTPExchange(Inbox):
         if last is not None:
             self._items.append(last)
             self._last_item = last  # which did not come now
+            self._stamp_last(last)
 
     def _read_ignored(self, lines: list[bytes]) -> None:
         """The standard ignores lines of unknown fields; where no answer is complete they may say why."""
@@ -449,25 +461,3 @@ def _shown_url(url: str) -> str:
     except ValueError:
         return "an address that cannot be read"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:200] if parts.netloc else parts.path[:200]
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the server asks to wait, in seconds: ``retry-after-ms``, ``Retry-After`` as seconds or as a date.
-
-    A date in the past is 0; what cannot be read, or is negative, is None.
-    """
-    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip()
-        if value.isascii() and value.replace(".", "", 1).isdigit():
-            return float(value) * scale
-    value = headers.get("retry-after", "")
-    if not value or value.lstrip("-").isdigit():
-        return None
-    try:
-        moment = parsedate_to_datetime(value)
-        if moment.tzinfo is None:  # "-0000", which says that it is UTC all the same: RFC 5322 section 3.3
-            moment = moment.replace(tzinfo=UTC)
-        until_s = moment.timestamp()
-    except (TypeError, ValueError, OverflowError):  # a year or an offset that no clock can show
-        return None
-    return max(0.0, until_s - time.time())
