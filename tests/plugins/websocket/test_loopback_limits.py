@@ -123,7 +123,7 @@ def test_a_wait_in_line_may_end_with_503() -> None:
 
 @pytest.mark.parametrize("status", [503, 429, 403])
 def test_a_full_server_refuses(status: int) -> None:
-    with serving(max_clients=1, when_full=str(status), retry_after="7") as server, Plain(server):
+    with serving(max_clients=1, when_full=status, retry_after=7) as server, Plain(server):
         with refused(status) as responses:
             Plain(server)
         [response] = responses
@@ -290,6 +290,17 @@ def test_the_server_may_ping_clients_that_do_not_answer() -> None:
             received += more
 
 
+def test_an_idle_connection_is_cut_unless_it_pings() -> None:
+    with serving(idle_s=0.1) as server:
+        with Plain(server) as client:
+            client.turn()
+            assert closed(client) is None  # no close frame
+        with Plain(server, ping_interval=0.01) as busy:
+            with pytest.raises(TimeoutError):
+                busy.ws.recv(timeout=0.3)
+            assert text_of(busy.turn()) == "a"
+
+
 def test_a_client_that_breaks_the_protocol_is_a_fault() -> None:
     with serving() as server, Upgrade(server) as upgrade:
         assert upgrade.answer().startswith("HTTP/1.1 101")
@@ -377,7 +388,10 @@ def test_many_clients_at_once_get_what_is_theirs() -> None:
         ({"clients": 1}, "no option 'clients'"),
         ({"max_clients": -1}, "max_clients"),
         ({"max_clients": True}, "max_clients"),
-        ({"when_full": 503}, "when_full"),
+        ({"when_full": "502"}, "when_full"),
+        ({"when_full": None}, "when_full"),
+        ({"api_key": 3}, "api_key must be text"),
+        ({"retry_after": 0.5}, "retry_after must be text"),
         ({"when_old": "never"}, "when_old"),
         ({"unauthorized": 404}, "unauthorized"),
         ({"upgrades": []}, "upgrades"),
@@ -387,6 +401,7 @@ def test_many_clients_at_once_get_what_is_theirs() -> None:
         ({"upgrade_s": float("inf")}, "upgrade_s"),
         ({"max_size": 0}, "max_size"),
         ({"subprotocols": "a"}, "subprotocols"),
+        ({"idle_s": -1}, "idle_s"),
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:

@@ -159,6 +159,8 @@ class WebSocketPart:
 async def _serve(peer: Peer, rules: Rules, stored: Stored) -> None:
     """One upgraded connection, to its end."""
     try:
+        if rules.idle_s is not None:
+            peer.cut_when_idle(rules.idle_s)
         if peer.refusal is not None:
             await _refuse(peer, peer.refusal)
         elif kind_of(peer.path) == "responses":

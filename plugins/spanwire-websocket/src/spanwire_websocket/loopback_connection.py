@@ -69,6 +69,8 @@ class Peer(ServerConnection):
         self.query = ""
         self._closing: asyncio.Task[None] | None = None
         self._last: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._active = 0.0
         if not answers_pings:
             _mute(protocol)
 
@@ -81,6 +83,7 @@ class Peer(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._active = self.loop.time()
         if self._last is None and (self.protocol.state is State.CLOSING or self.protocol.eof_sent):
             # The library waits for a client that has said goodbye, or broke the rules, and does not go.
             self._last = self.loop.call_later(GOODBYE_S, self.transport.abort)
@@ -91,8 +94,9 @@ class Peer(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._last is not None:
-            self._last.cancel()
+        for timer in (self._last, self._idle):
+            if timer is not None:
+                timer.cancel()
         self._leave(left=True)
         for task in self._tasks:  # those too that have answered, and are not over
             task.cancel()
@@ -166,6 +170,7 @@ class Peer(ServerConnection):
         # Several frames at once: the library's send() makes a write of each. The state is open, so that there is no
         # end of the stream among them.
         self.transport.write(b"".join(protocol.data_to_send()))
+        self._active = self.loop.time()
 
     async def write(self, messages: Iterable[bytes], *, binary: bool = False) -> None:
         """The same, and wait until the kernel has taken it."""
@@ -174,6 +179,14 @@ class Peer(ServerConnection):
             await self.drain()
         except OSError as error:
             raise Gone from error
+
+    def cut_when_idle(self, idle_s: float) -> None:
+        """From now on, so many seconds without a byte are the end."""
+        left_s = self._active + idle_s - self.loop.time()
+        if left_s > 0:
+            self._idle = self.loop.call_later(left_s, self.cut_when_idle, idle_s)
+        else:
+            self.drop(abort=False)
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
