@@ -17,7 +17,7 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Call", "Chunk", "Embeddings", "Reply", "ReplyBuilder", "ToolCall", "ToolCallDelta", "Usage"]
+__all__ = ["Call", "Chunk", "Embeddings", "Reply", "ReplyBuilder", "SessionEvent", "ToolCall", "ToolCallDelta", "Usage"]
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -274,6 +274,39 @@ class Embeddings(msgspec.Struct, frozen=True, eq=False):
     def __repr__(self) -> str:
         width = len(self.vectors[0]) if self.vectors else 0
         return f"Embeddings({len(self.vectors)} x {width}, model={self.model!r}, usage={self.usage!r})"
+
+
+class SessionEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One message that came in a session (:meth:`~spanwire.manager.ConnectionManager.session`).
+
+    Attributes:
+        type: what its schema calls it, such as ``response.done``; ``""`` where it has no word for that.
+        text: the piece of text, transcript or tool arguments that it carries, never None.
+        audio: the piece of audio that it carries, as the bytes of its samples.
+        raw: the message as it came.
+        binary: it came as bytes, and not as text.
+    """
+
+    type: str = ""
+    text: str = ""
+    audio: bytes = b""
+    raw: bytes = b""
+    binary: bool = False
+
+    @property
+    def data(self) -> Any:
+        """The message, parsed from JSON; None if it is none. Parsed anew each time."""
+        try:
+            return msgspec.json.decode(self.raw) if self.raw else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What rich shows: as ``repr``, no content."""
+        return [("type", self.type), ("bytes", len(self.raw))]
+
+    def __repr__(self) -> str:
+        return f"SessionEvent({self.type!r}, {len(self.raw)} bytes)"
 
 
 class ReplyBuilder:

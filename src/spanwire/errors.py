@@ -26,6 +26,9 @@ Every error carries
 * ``phase``: where in the call it happened: ``configure``, ``queue``, ``dns``, ``tcp``, ``tls``, ``proxy``,
   ``upgrade``, ``connect``, ``send``, ``wait`` (sent, nothing of the answer yet) or ``read``;
 * ``retryable``: whether the same call may succeed if it is sent again later;
+* ``full``: the server takes no further connection now, and will when one of those that it has is given up: the manager
+  waits for that, see :class:`~spanwire.endpoint.Limits`;
+* ``again``: the server has not begun, and the same call may be sent again at once, on a new connection; once;
 * ``reply``: what had arrived, as a partial :class:`~spanwire.calls.Reply`, or None;
 * ``timeline``: where the time went until then, or None;
 * ``__cause__``: the exception of the wire library, where there was one.
@@ -73,6 +76,8 @@ class SpanwireError(Exception):
 
     phase: str = "configure"
     retryable: bool = False
+    full: bool = False
+    again: bool = False
 
     def __init__(
         self, message: str, *, endpoint: str | None = None, phase: str | None = None, retryable: bool | None = None

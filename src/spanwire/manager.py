@@ -26,6 +26,7 @@ from .errors import ConfigurationError, ConnectionFailed, ProtocolError, Spanwir
 from .plugins import Registry
 from .pool import Dial, Member, Pool
 from .run import Prepared, Run, resolve_key
+from .session import Session, SessionRun, with_model
 from .telemetry import Telemetry
 from .timeline import Timeline
 from .transport import Attempt
@@ -261,6 +262,58 @@ class ConnectionManager:
         headers_back = run.head.headers if run.head is not None else {}
         return msgspec.structs.replace(found, headers=headers_back, timeline=run.timeline)
 
+    def session(
+        self,
+        endpoint: Endpoint | str,
+        *,
+        model: str | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+    ) -> Session:
+        """A session in both directions, as an async context manager: send events, and read those that come.
+
+        ::
+
+            async with manager.session(endpoint, model="gpt-realtime") as session:
+                await session.send({"type": "response.create"})
+                async for event in session:
+                    ...
+
+        It has a connection of its own, and a slot of ``Limits.max_concurrent`` while it lasts. Each of its turns is a call of
+        its own on spans, in metrics and for observers; the session itself is none.
+
+        Args:
+            endpoint: where to; a URL is taken as ``Endpoint(url)``. Its ``dialect`` names the schema.
+            model: for schemas whose address names one: sent as ``?model=``, which ``Endpoint.query`` may say as well.
+            timeouts: instead of the endpoint's: ``connect_s`` holds for the opening, ``total_s`` for the whole session.
+            retries: instead of the endpoint's; for the opening. A session that breaks is not made again.
+
+        Raises:
+            ConfigurationError: at once for a bad endpoint, or one whose transport has no sessions.
+            SpanwireError: from the block and the iteration.
+        """
+        endpoint = _endpoint(endpoint)
+        if model is not None:
+            endpoint = with_model(endpoint, model)
+        for name, given, kind in (("timeouts", timeouts, Timeouts), ("retries", retries, Retries)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigurationError(
+                    f"{name}= must be spanwire.{kind.__name__}(...) or None, not {type(given).__name__}",
+                    endpoint=endpoint.address,
+                )
+        prepared = self._prepare_session(endpoint)
+
+        def begin() -> SessionRun:
+            return SessionRun(
+                self.state(),
+                prepared,
+                endpoint,
+                timeouts=timeouts if timeouts is not None else endpoint.timeouts,
+                retries=retries if retries is not None else endpoint.retries,
+            )
+
+        return Session(begin)
+
     async def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
         """Have connections ready for ``n`` calls at once: pays DNS, TCP and TLS before the first call.
 
@@ -328,11 +381,42 @@ class ConnectionManager:
         spec = self.registry.spec_for(endpoint)
         transport = self.registry.transport(spec)
         dialect = self.registry.dialect_for(endpoint, spec)
+        if dialect is not None and dialect.operations == {"session"}:
+            raise ConfigurationError(
+                f"dialect {dialect.name!r} is one of sessions: use manager.session(endpoint)", endpoint=endpoint.address
+            )
         prepared = Prepared(
-            self.registry, _forks, spec, transport, dialect, self.registry.key_for(endpoint, spec), slots_for(endpoint)
+            self.registry,
+            _forks,
+            spec,
+            transport,
+            dialect,
+            self.registry.key_for(endpoint, spec),
+            slots_for(endpoint),
+            getattr(transport, "prepare", None),
         )
         endpoint.__dict__["_prepared"] = prepared
         _ = self.registry.timing_readers  # loaded now, before the first call begins: its end may be the interpreter's
+        return prepared
+
+    def _prepare_session(self, endpoint: Endpoint) -> Prepared:
+        cached: Prepared | None = endpoint.__dict__.get("_prepared_session")
+        if cached is not None and cached.registry is self.registry and cached.forks == _forks:
+            return cached
+        spec = self.registry.spec_for(endpoint)
+        transport = self.registry.transport(spec)
+        dialect = self.registry.dialect_for(endpoint, spec, session=True)
+        if "session" not in spec.capabilities or dialect is None or "session" not in dialect.operations:
+            named = "" if dialect is None else f" with dialect {dialect.name!r}"
+            raise ConfigurationError(
+                f"transport {spec.name!r}{named} has no sessions; use a ws:// or wss:// URL, and a dialect of sessions "
+                "(`spanwire transports` lists them)",
+                endpoint=endpoint.address,
+            )
+        key = ("session", dialect.name, self.registry.key_for(endpoint, spec))
+        prepared = Prepared(self.registry, _forks, spec, transport, dialect, key, slots_for(endpoint))
+        endpoint.__dict__["_prepared_session"] = prepared
+        _ = self.registry.timing_readers
         return prepared
 
     def _run(

@@ -341,8 +341,8 @@ class Registry:
                 f"key() of {self.owner(spec)} failed with {type(error).__name__}", endpoint=endpoint.address
             ) from error
 
-    def dialect_for(self, endpoint: Endpoint, spec: TransportSpec) -> Dialect | None:
-        """The dialect of an endpoint on its transport; None for a transport without any.
+    def dialect_for(self, endpoint: Endpoint, spec: TransportSpec, *, session: bool = False) -> Dialect | None:
+        """The dialect of an endpoint on its transport, for calls or for a session; None for a transport without any.
 
         Raises:
             ConfigurationError: an unknown dialect, or options that neither transport nor dialect understands.
@@ -359,7 +359,14 @@ class Registry:
                     endpoint=endpoint.address,
                 )
         elif mine:
-            found = next((dialect for dialect in mine.values() if dialect.default), None)
+            found = next(
+                (
+                    dialect
+                    for dialect in mine.values()
+                    if dialect.default and ("session" in dialect.operations) is session
+                ),
+                None,
+            )
         understood = spec.options | (found.options if found is not None else frozenset())
         for name in endpoint.options:
             if name not in understood:

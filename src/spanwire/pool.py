@@ -3,6 +3,9 @@
 :class:`PoolState` decides, with the time as an argument: use again, wait for one that is finishing or being dialled,
 dial, or drop. :class:`Pool` does what it says, on one event loop.
 
+A server that takes a fixed number of clients says so by refusing one (an error that is ``full``). Then nobody dials for a
+while: the callers wait for a connection that is given back, and one dial at a time tries whether there is room again.
+
 Waiters are served first come, first served, by whatever comes first: a connection that is given back or a finished
 dial. Yet each waiter is *counted on* at most one dial, so that a dial that fails has its callers to fail, and no waiter
 is left without a supply: when a waiter is served by another dial than its own, the two waiters swap theirs.
@@ -16,13 +19,14 @@ import contextvars
 import itertools
 import logging
 import math
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
 from .endpoint import Endpoint, Limits
-from .errors import CallTimeout, ConnectionFailed, SpanwireError
+from .errors import CallTimeout, ConnectionFailed, QueueTimeout, SpanwireError
 from .timeline import Marks
 from .transport import Attempt, Connection, Garbage, Transport, told
 
@@ -37,6 +41,13 @@ FINISH_WAIT_NS = 5_000_000
 FINISH_LIMIT_S = 1.0
 #: How long one connection may take to close in order, in seconds.
 CLOSE_LIMIT_S = 1.0
+#: After a server has said that it is full: until the next try, in seconds; doubled each time up to the limit, with jitter
+#: of a half. A server that names a time gets it. Our own choice: a client that leaves is noticed soon, and many
+#: processes together ask a full server some ten times a second and not more.
+FULL_WAIT_S = 0.1
+FULL_WAIT_LIMIT_S = 5.0
+
+_NEVER_S = 86_400.0 * 365
 
 _ids = itertools.count(1)
 
@@ -106,7 +117,9 @@ class Waiter:
 
     Attributes:
         limits: of its endpoint.
-        dial: the dial it is counted on; None while it waits for a connection that is finishing.
+        until_ns: when it gives up on a server that is full.
+        dial: the dial it is counted on; None while it waits for a connection that is finishing, or that the server has
+            room.
         dial_asked_ns: when it was first counted on a dial, after it had waited for one that is finishing; else 0.
         served: how it was served, once it was.
         by: the dial that served it, or that failed it, or that it was counted on when it gave up.
@@ -114,11 +127,24 @@ class Waiter:
         wake: called once either is set.
     """
 
-    __slots__ = ("asked_ns", "by", "dial", "dial_asked_ns", "error", "fresh", "limits", "member", "served", "wake")
+    __slots__ = (
+        "asked_ns",
+        "by",
+        "dial",
+        "dial_asked_ns",
+        "error",
+        "fresh",
+        "limits",
+        "member",
+        "served",
+        "until_ns",
+        "wake",
+    )
 
     def __init__(self, asked_ns: int, limits: Limits, *, fresh: bool = False) -> None:
         self.asked_ns = asked_ns
         self.limits = limits
+        self.until_ns = 0
         self.fresh = fresh
         self.dial: Dial | None = None
         self.dial_asked_ns = 0
@@ -139,7 +165,20 @@ class PoolState:
         multiplexed: connections of this kind may carry several exchanges, and the number may grow while they live.
     """
 
-    __slots__ = ("_finishing", "_free", "_in_time", "_multiplexed", "_roomy", "dials", "dropped", "members", "waiters")
+    __slots__ = (
+        "_finishing",
+        "_free",
+        "_in_time",
+        "_multiplexed",
+        "_refusals",
+        "_roomy",
+        "_unproven",
+        "dials",
+        "dropped",
+        "full_until_ns",
+        "members",
+        "waiters",
+    )
 
     def __init__(self, *, multiplexed: bool = False) -> None:
         self.members: set[Member] = set()
@@ -151,11 +190,19 @@ class PoolState:
         self._roomy: dict[Dial, None] = {}  # dials that have room for another waiter
         self._finishing = 0  # exchanges whose message is about to end, over all members
         self._in_time: deque[bool] = deque(maxlen=8)  # whether the last messages ended within FINISH_WAIT_NS
+        self._refusals = 0  # in a row, of a server that is full
+        self._unproven = False  # it says so after the handshake: that one succeeded is no sign of room
+        self.full_until_ns = 0  # nobody dials before; 0 while the server is not known to be full
 
-    def take(self, now_ns: int, limits: Limits) -> Member | None:
-        """A connection that is ready: the one used last, so that the others may age away. Drops dead ones."""
+    def take(self, now_ns: int, limits: Limits, prepared: object = None) -> Member | None:
+        """A connection that is ready: the one used last, so that the others may age away. Drops dead ones.
+
+        With ``prepared``, the one that says that it suits it best (see :meth:`spanwire.transport.Transport.prepare`).
+        """
         if self.waiters:
             return None
+        if prepared is not None:
+            self._put_last(prepared)
         if self._multiplexed:
             for member in self.members:  # few, and their capacity may have grown
                 self._list(member)
@@ -168,6 +215,13 @@ class PoolState:
             if not self._fit(member, now_ns, limits):
                 self._drop_if_idle(member)
         return None
+
+    def _put_last(self, prepared: object) -> None:
+        """Have the member found first that suits this call best; of equal ones the one used last."""
+        free = self._free
+        if len(free) > 1:
+            best = max(range(len(free)), key=lambda at: (free[at].connection.suits(prepared), at))  # type: ignore[attr-defined]
+            free.append(free.pop(best))
 
     def _fit(self, member: Member, now_ns: int, limits: Limits) -> bool:
         if not _usable(member.connection):
@@ -215,6 +269,8 @@ class PoolState:
         if self._roomy:
             self._count(waiter, next(iter(self._roomy)))
             return False
+        if self.full_until_ns and not waiter.fresh:
+            return False  # it waits for a connection that is given back, or for the next try
         if may_wait and self._usually_in_time():
             undialled = len(self.waiters) - sum(len(dial.counted) for dial in self.dials) if self._finishing else 1
             return self._finishing < undialled
@@ -248,6 +304,10 @@ class PoolState:
     def dialled(self, dial: Dial, connection: Connection, now_ns: int) -> tuple[Member, list[Waiter]]:
         """A dial has succeeded. Returns the new member, and waiters that it had no room for, counted on nothing now."""
         self._end_dial(dial, now_ns)
+        if self._unproven:
+            self.full_until_ns = max(self.full_until_ns, now_ns + int(self._full_wait_s(0.0) * 1e9))
+        else:
+            self.full_until_ns = self._refusals = 0
         member = Member(connection, dial.marks, (dial.begin_ns, now_ns))
         self.members.add(member)
         if connection.capacity > 1:
@@ -265,11 +325,46 @@ class PoolState:
         return member, left_over
 
     def failed(self, dial: Dial, error: SpanwireError, now_ns: int) -> None:
-        """A dial has failed: so do the callers that are counted on it."""
+        """A dial has failed: so do the callers that are counted on it, unless the server is full and they may wait."""
         self._end_dial(dial, now_ns)
         for waiter in list(dial.counted):
-            waiter.by = dial
-            self.refuse(waiter, error)
+            if error.full and not waiter.fresh and self._may_wait(waiter, now_ns):
+                self._count(waiter, None)
+            else:
+                waiter.by = dial
+                self.refuse(waiter, error)
+
+    def _may_wait(self, waiter: Waiter, now_ns: int) -> bool:
+        """Where we hold connections one will be given back; else only if the caller has said how long it would wait."""
+        return now_ns < waiter.until_ns and (bool(self.members) or waiter.limits.queue_timeout_s is not None)
+
+    def refused(self, now_ns: int, wait_s: float | None, dice: float, *, connected: bool = False) -> None:
+        """The server is full: nobody dials for a while. ``dice`` in [0, 1).
+
+        ``connected``: it has said so after it had taken the connection, so that only an exchange that ends well shows that
+        there is room.
+        """
+        if connected:
+            self._unproven = True
+        own_s = self._full_wait_s(dice)
+        if now_ns >= self.full_until_ns:  # of many that were refused together the first one counts
+            self._refusals += 1
+        self.full_until_ns = max(self.full_until_ns, now_ns + int(max(own_s, wait_s or 0.0) * 1e9))
+
+    def _full_wait_s(self, dice: float) -> float:
+        return min(FULL_WAIT_LIMIT_S, FULL_WAIT_S * 2.0 ** min(self._refusals, 16)) * (0.5 + dice / 2)
+
+    def look_at_full(self, now_ns: int) -> tuple[Waiter | None, list[Waiter], int]:
+        """Whose turn it is to try whether there is room: a waiter to dial for, or None; those who have waited too long; and
+        when to look again, in ns from now (0 for never)."""
+        late = [waiter for waiter in self.waiters if waiter.dial is None and 0 < waiter.until_ns <= now_ns]
+        waiting = [waiter for waiter in self.waiters if waiter.dial is None and waiter not in late]
+        if not waiting or not self.full_until_ns:
+            return None, late, 0
+        next_ns = min(waiter.until_ns for waiter in waiting) - now_ns
+        if now_ns < self.full_until_ns:
+            return None, late, max(1, min(next_ns, self.full_until_ns - now_ns))
+        return (None if self.dials else waiting[0]), late, max(1, next_ns)
 
     def _end_dial(self, dial: Dial, now_ns: int) -> None:
         self.dials.discard(dial)
@@ -331,6 +426,9 @@ class PoolState:
             return
         member.idle_since_ns = now_ns
         if self._fit(member, now_ns, limits):
+            if self._unproven:
+                self.full_until_ns = self._refusals = 0
+                self._unproven = False
             if self.waiters:
                 self._serve(member, None, now_ns)
             self._list(member, fit=True)
@@ -379,12 +477,12 @@ class PoolState:
 class Lease:
     """The right to run one exchange on a connection."""
 
-    __slots__ = ("_finishing_since_ns", "_open", "_overdue", "_pool", "by", "member", "served", "was_idle_ns")
+    __slots__ = ("_finishing_since_ns", "_open", "_overdue", "by", "member", "pool", "served", "was_idle_ns")
 
     def __init__(
         self, pool: Pool, member: Member, served: Literal["idle", "dialled", "rode", "freed"], by: Dial | None
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self.member = member
         self.served = served
         self.by = by
@@ -400,20 +498,20 @@ class Lease:
             if self._overdue is not None:
                 self._overdue.cancel()
                 self._overdue = None
-            self._pool._released(self.member, self._finishing_since_ns)
+            self.pool._released(self.member, self._finishing_since_ns)
 
     def finish(self, abort: Callable[[], None]) -> None:
         """The call has ended; if its message has not, wait for that in the background, then ``abort`` it."""
         if self._open:
             self._finishing_since_ns = time.perf_counter_ns()
-            self._pool.state.finishing(self.member)
-            self._overdue = self._pool.loop.call_later(FINISH_LIMIT_S, self._end_overdue, abort)
+            self.pool.state.finishing(self.member)
+            self._overdue = self.pool.loop.call_later(FINISH_LIMIT_S, self._end_overdue, abort)
 
     def _end_overdue(self, abort: Callable[[], None]) -> None:
         try:
             abort()
         except Exception:  # noqa: BLE001 - a transport's bug must not keep the connection for ever
-            _log.warning("an exchange of %s could not be aborted", self._pool.name, exc_info=True)
+            _log.warning("an exchange of %s could not be aborted", self.pool.name, exc_info=True)
             _abort(self.member.connection)  # nobody knows what is on it
             self.release()
 
@@ -440,6 +538,8 @@ class Pool:
         self.state = PoolState()
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
+        self._looker: asyncio.TimerHandle | None = None  # while the server is full
+        self._attempt: Attempt | None = None  # the last one that asked: what a try for room is made with
         self._limits = Limits()
         self._on_connect = on_connect
         self._on_empty = on_empty
@@ -450,9 +550,9 @@ class Pool:
         busy = sum(1 for member in state.members if member.leases)
         return f"Pool({len(state.members)} connections, {busy} busy, {len(state.dials)} dialling, {len(state.waiters)} waiting)"
 
-    def try_lease(self, limits: Limits, now_ns: int) -> Lease | None:
+    def try_lease(self, limits: Limits, now_ns: int, prepared: object = None) -> Lease | None:
         """A connection that is ready, or None."""
-        member = self.state.take(now_ns, limits)
+        member = self.state.take(now_ns, limits, prepared)
         if self.state.dropped:
             self._close_dropped()
         return None if member is None else Lease(self, member, "idle", None)
@@ -473,12 +573,16 @@ class Pool:
         self._limits = attempt.endpoint.limits
         wait = self.state.wait_for_new if fresh else self.state.wait
         waiter = wait(time.perf_counter_ns(), self._limits)
+        waiter.until_ns = (attempt.asked_ns or waiter.asked_ns) + _patience_ns(attempt)
+        self._attempt = attempt
         on_wait(waiter)
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
         expiry: asyncio.TimerHandle | None = None
         if self.state.wants_dial(waiter, may_wait=not fresh):
             self._start_dial(attempt, waiter, context)
+        elif waiter.dial is None and self.state.full_until_ns:
+            self._look_soon()
         elif waiter.dial is None:
             expiry = self.loop.call_later(FINISH_WAIT_NS / 1e9, self._finish_wait_expired, attempt, waiter, context)
         try:
@@ -502,6 +606,45 @@ class Pool:
         waiter.dial_asked_ns = time.perf_counter_ns()
         if self.state.wants_dial(waiter, may_wait=False):
             self._start_dial(attempt, waiter, context)
+        elif waiter.dial is None:
+            self._look_soon()
+
+    def refused(self, error: SpanwireError, asked_ns: int) -> bool:
+        """The server has said on a connection that it is full: then a connection that was made is no sign of room.
+
+        Returns whether the caller, who first asked at ``asked_ns``, may wait for room, instead of failing.
+        """
+        now_ns = time.perf_counter_ns()
+        self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random(), connected=True)  # noqa: S311
+        attempt = self._attempt
+        if attempt is None or now_ns >= asked_ns + _patience_ns(attempt):
+            return False
+        limit_s = attempt.endpoint.limits.queue_timeout_s
+        return limit_s is not None or any(member.connection.usable() for member in self.state.members)
+
+    def _look_soon(self) -> None:
+        """Look at those who wait for a full server, when the next thing is due."""
+        if self._looker is not None:
+            self._looker.cancel()
+            self._looker = None
+        attempt = self._attempt
+        if self._closed or attempt is None:
+            return
+        waiter, late, next_ns = self.state.look_at_full(time.perf_counter_ns())
+        for other in late:
+            limit_s = other.limits.queue_timeout_s
+            named = f"Limits.queue_timeout_s = {limit_s:g} s" if limit_s is not None else "Timeouts.first_content_s"
+            self.state.refuse(
+                other,
+                QueueTimeout(
+                    f"the server is full, and had no room in time ({named})", endpoint=attempt.endpoint.address
+                ),
+            )
+        if waiter is not None:
+            waiter.dial_asked_ns = time.perf_counter_ns()
+            self._start_dial(attempt, waiter)
+        if next_ns:
+            self._looker = self.loop.call_later(next_ns / 1e9, self._look_soon)
 
     async def warm(self, attempt: Attempt, count: int) -> None:
         """Make room for ``count`` exchanges at once, and wait until it is there.
@@ -603,12 +746,19 @@ class Pool:
             dial.end_ns = now_ns
             if self._on_connect is not None:
                 self._on_connect(attempt, dial, None, error)
+            if error.full:
+                self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random())  # noqa: S311
             self.state.failed(dial, error, now_ns)
+            if error.full:
+                self._look_soon()
             self._say_if_empty()
             return error
+        was_full = self.state.full_until_ns > 0
         member, left_over = self.state.dialled(dial, connection, now_ns)
         if self._on_connect is not None:
             self._on_connect(attempt, dial, member, None)
+        if was_full and not self.state.full_until_ns:
+            self._dial_on(attempt)
         for waiter in left_over:
             if not member.uses:  # another one would be no better, and the one after that
                 useless = "a connection was made that takes no call"
@@ -619,8 +769,20 @@ class Pool:
         self._arm_evictor()
         return None
 
+    def _dial_on(self, attempt: Attempt) -> None:
+        """There was room again: perhaps for one more. One at a time, so that a full server is not run down."""
+        for waiter in self.state.waiters:
+            if waiter.dial is None:
+                waiter.dial_asked_ns = time.perf_counter_ns()
+                self.state.full_until_ns = waiter.dial_asked_ns  # not before that is known
+                self._start_dial(attempt, waiter)
+                return
+
     def _released(self, member: Member, finishing_since_ns: int) -> None:
+        was_full = self.state.full_until_ns > 0
         self.state.release(member, time.perf_counter_ns(), self._limits, finishing_since_ns=finishing_since_ns)
+        if was_full and not self.state.full_until_ns and self._attempt is not None:
+            self._dial_on(self._attempt)
         if self.state.dropped:
             self._close_dropped()
         elif self._evictor is None:
@@ -650,12 +812,16 @@ class Pool:
         if self._on_empty is not None and not self._closed and not (state.members or state.dials or state.waiters):
             self._on_empty()
 
+    def _stop_timers(self) -> None:
+        for timer in (self._evictor, self._looker):
+            if timer is not None:
+                timer.cancel()
+        self._evictor = self._looker = None
+
     async def aclose(self) -> None:
         """Close every connection, each within a second; fail those who wait."""
         self._closed = True
-        if self._evictor is not None:
-            self._evictor.cancel()
-            self._evictor = None
+        self._stop_timers()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -683,9 +849,7 @@ class Pool:
     def abort(self) -> None:
         """Close everything at once, on a loop that may be closed already."""
         self._closed = True
-        if self._evictor is not None:
-            self._evictor.cancel()
-            self._evictor = None
+        self._stop_timers()
         with contextlib.suppress(RuntimeError):  # its loop is closed: nothing there will ever run again
             for task in list(self._tasks):
                 task.cancel()
@@ -720,6 +884,14 @@ def _checked(connection: Connection) -> Connection:
     if not isinstance(connection.capacity, int):
         raise Garbage(f"a connection's capacity is a number, not {type(connection.capacity).__name__}")
     return connection
+
+
+def _patience_ns(attempt: Attempt) -> int:
+    """How long a call waits for a server that is full."""
+    limit_s = attempt.endpoint.limits.queue_timeout_s
+    if limit_s is None:
+        limit_s = attempt.timeouts.first_content_s
+    return int((_NEVER_S if limit_s is None else min(limit_s, _NEVER_S)) * 1e9)
 
 
 def _closed(attempt: Attempt) -> SpanwireError:

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -74,6 +74,7 @@ class Prepared(NamedTuple):
     dialect: Dialect | None
     key: object
     slots: Slots | None
+    prepare: Callable[[Call, Endpoint, Dialect | None], object] | None = None
 
 
 async def resolve_key(endpoint: Endpoint) -> str | None:
@@ -105,6 +106,7 @@ class Run:
 
     __slots__ = (
         "_api_key",
+        "_asked_ns",
         "_asking",
         "_attempt",
         "_backoff_until_ns",
@@ -183,6 +185,7 @@ class Run:
         self._unsent = False  # an attempt failed, and the next one was not sent yet
         self._backoff_until_ns = 0
         self._api_key: str | None = None
+        self._asked_ns = 0  # when it first asked for a connection
         self._error: BaseException | None = None
         self._timeline: Timeline | None = None
         self._raw = b""  # the whole answer, if it was not streamed
@@ -394,8 +397,13 @@ class Run:
             api_key = await self._within_total(resolve_key(self.endpoint), phase="configure")
         self._api_key = api_key
         record.asked_ns = time.perf_counter_ns()
+        self._asked_ns = self._asked_ns or record.asked_ns
         pool = self.state.pool_for(self._prepared, self.endpoint)
-        lease = None if self._stale_retry else pool.try_lease(self.endpoint.limits, record.asked_ns)
+        prepare = self._prepared.prepare
+        prepared = (
+            None if prepare is None else prepare(self._asking or self.call, self.endpoint, self._prepared.dialect)
+        )
+        lease = None if self._stale_retry else pool.try_lease(self.endpoint.limits, record.asked_ns, prepared)
         if lease is not None:
             self._trace(lease.member)
         else:
@@ -410,6 +418,8 @@ class Run:
             headers=self._headers,
             marks=record.marks,
             deadline_ns=self._record.begin_ns + int(total_s * 1e9) if total_s is not None else None,
+            prepared=prepared,
+            asked_ns=self._asked_ns,
         )
         if lease is None:
             lease = await self._wait_for_connection(pool, attempt, record)
@@ -503,15 +513,25 @@ class Run:
             raise error
         stale = (
             self._retries.stale
-            and isinstance(error, ConnectionFailed)
-            and record.connection is not None
-            and record.connection.reused
-            and not record.marks.first_byte_ns
             and not self._stale_retry
-            # Not where only its stream was reset: the connection is well, and the server has said no.
             and lease is not None
-            and (getattr(lease.member.connection, "self_pooling", False) or not lease.member.connection.usable())
+            and (
+                error.again
+                or (
+                    isinstance(error, ConnectionFailed)
+                    and not error.full
+                    and record.connection is not None
+                    and record.connection.reused
+                    and not record.marks.first_byte_ns
+                    # Not where only its stream was reset: the connection is well, and the server has said no.
+                    and (
+                        getattr(lease.member.connection, "self_pooling", False) or not lease.member.connection.usable()
+                    )
+                )
+            )
         )
+        # It waits for room with the others, for as long as they do: that is no failure of this call.
+        waits = error.full and lease is not None and lease.pool.refused(error, self._asked_ns)
         # Our own fields may be what it does not take: the call is the user's without them.
         unasked = self._asking is not None and isinstance(error, ServerError) and error.status in _REFUSALS
         if unasked:
@@ -519,7 +539,7 @@ class Run:
             self._unasked = True
             if self._headers.get("idempotency-key", "").startswith(_key_prefix):  # of another body: a key of its own
                 self._headers = {**self._headers, "idempotency-key": _idempotency_key()}
-        if stale or unasked:
+        if stale or unasked or waits:
             self._stale += 1
             wait_s: float | None = 0.0
         else:
@@ -596,11 +616,15 @@ class Run:
         if self.ended:  # by somebody else, who has said why
             return
         try:
-            self._after_failure(error)
+            self._after_reading(error)
         except SpanwireError as final:
             self._give_up(final)
             raise
         self._unsent = True
+
+    def _after_reading(self, error: SpanwireError) -> None:
+        """The answer broke off, or was an error: plan the next attempt, or raise it."""
+        self._after_failure(error)
 
     async def _open_again(self) -> None:
         begin_ns = time.perf_counter_ns()
@@ -766,11 +790,21 @@ class Run:
             outcome == "completed" or self._builder.content_chunks
         ):  # without our fields it went well
             self.state.manager.remember_refusal(self._server)
-        timeline = self._timeline = Timeline(record)
+        self._timeline = Timeline(record)
         self.state.runs.discard(self)
         if self.state.ending and not self.state.runs:
             with contextlib.suppress(RuntimeError):  # it is closed by now
                 self.state.loop.call_soon(self.state.abort)
+        self._tell(self._timeline, record, error)
+        if isinstance(error, SpanwireError):
+            error.timeline = self._timeline
+            if error.endpoint is None:
+                error.endpoint = self.endpoint.address
+            if self.exchange is not None:
+                error.reply = self.reply()
+
+    def _tell(self, timeline: Timeline, record: CallRecord, error: Exception | None) -> None:
+        """Span, metrics and observers."""
         manager = self.state.manager
         extra = manager.registry.span_attributes(timeline)
         if manager.telemetry is not None:
@@ -790,12 +824,6 @@ class Run:
             )
         if manager.registry.has_observers:
             manager.registry.observe(timeline)
-        if isinstance(error, SpanwireError):
-            error.timeline = timeline
-            if error.endpoint is None:
-                error.endpoint = self.endpoint.address
-            if self.exchange is not None:
-                error.reply = self.reply()
 
 
 def _check_exchange(exchange: object) -> None:

@@ -29,7 +29,9 @@ Rules:
 * Where the library cannot reset one exchange, aborting makes the connection unusable (``usable()`` is False) and the
   pool closes it after its last exchange.
 * Tasks that a connection owns are started in an empty ``contextvars.Context``: they outlive the call.
-* Errors are those of :mod:`spanwire.errors`, with the library's exception as ``__cause__``.
+* Errors are those of :mod:`spanwire.errors`, with the library's exception as ``__cause__``. A server that takes no
+  further client has an error with ``full = True``: the manager waits for room. One that has not begun, and wants the
+  same call on another connection, has ``again = True``.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from .calls import Call, Chunk, Embeddings, Usage
+from .calls import Call, Chunk, Embeddings, SessionEvent, Usage
 from .endpoint import Endpoint, Timeouts
 from .errors import SpanwireError
-from .timeline import Marks
+from .timeline import Marks, Outcome
 
 __all__ = [
     "CONTRACT",
@@ -55,14 +57,16 @@ __all__ = [
     "Head",
     "Inbox",
     "Item",
+    "SessionExchange",
     "Transport",
     "TransportSpec",
+    "Turn",
 ]
 
 #: Version of this contract. A plugin states the one it was written for (``TransportSpec.contract``).
 CONTRACT = 1
 
-Item = Chunk | Embeddings
+Item = Chunk | Embeddings | SessionEvent
 
 
 class Head:
@@ -101,9 +105,9 @@ class Dialect(msgspec.Struct, frozen=True):
         transport: name of the transport that it belongs to.
         name: as in ``Endpoint(dialect=...)``.
         codec: what the transport asks for; its documentation says what it has to be.
-        operations: which operations it knows.
+        operations: which operations it knows: ``chat``, ``embeddings``; ``session`` alone for one of sessions.
         options: names in ``Endpoint.options`` that it understands.
-        default: it is used where the endpoint names none. One for each transport.
+        default: it is used where the endpoint names none. For each transport one for calls, and one for sessions.
         timing_fields, timing_headers: fields of the body, and headers, that make servers of this schema say how long they
             took. Sent with ``Endpoint(server_timing="ask")``, where the call does not set them itself.
     """
@@ -130,17 +134,21 @@ class Attempt:
             over ``endpoint.headers``.
         timeouts: limits of the call. The manager watches them; a transport may pass them on to its server.
         deadline_ns: when the call has to end by ``Timeouts.total_s``, in ns of ``perf_counter_ns``; None for never.
+        asked_ns: when the call first asked for a connection; 0 for a dial.
+        prepared: what :meth:`Transport.prepare` made of the call, None if the transport has no such method.
         marks: fill in what happens, when it happens.
     """
 
     __slots__ = (
         "_on_released",
         "api_key",
+        "asked_ns",
         "deadline_ns",
         "dialect",
         "endpoint",
         "headers",
         "marks",
+        "prepared",
         "streamed",
         "timeouts",
     )
@@ -157,6 +165,8 @@ class Attempt:
         marks: Marks | None = None,
         deadline_ns: int | None = None,
         on_released: Callable[[], None] | None = None,
+        prepared: object = None,
+        asked_ns: int = 0,
     ) -> None:
         self.endpoint = endpoint
         self.dialect = dialect
@@ -165,6 +175,8 @@ class Attempt:
         self.headers: Mapping[str, str] = headers or {}
         self.timeouts = timeouts
         self.deadline_ns = deadline_ns
+        self.prepared = prepared
+        self.asked_ns = asked_ns
         self.marks = marks or Marks()
         self._on_released = on_released
 
@@ -200,6 +212,52 @@ class Exchange(Protocol):
         """Leave now and tell the server. Idempotent.
 
         A pending :meth:`read` returns empty. With an error, reads first give what has arrived, and then raise it.
+        """
+        ...
+
+
+class Turn:
+    """One turn of a session: from what asked for an answer to the answer's end. Its transport fills it in.
+
+    Attributes:
+        begin_ns, end_ns: ns of ``perf_counter_ns``.
+        marks: as of an exchange. ``rtt_ns`` is 0 where the server itself began the turn, so that no way there is in it.
+        head: id, model and usage, as far as they were told.
+        finish_reason: why the answer ended, None if unknown.
+        outcome: as of a call; with ``error`` what the server said went wrong.
+    """
+
+    __slots__ = ("begin_ns", "end_ns", "error", "finish_reason", "head", "marks", "outcome")
+
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns
+        self.end_ns = 0
+        self.marks = Marks()
+        self.head = Head()
+        self.finish_reason: str | None = None
+        self.outcome: Outcome = "completed"
+        self.error: SpanwireError | None = None
+
+
+@runtime_checkable
+class SessionExchange(Exchange, Protocol):
+    """A session on a connection of its own: what is read are :class:`~spanwire.calls.SessionEvent`.
+
+    A transport with the capability ``"session"`` gives one for a call of operation ``session``. The connection is not used
+    again after it. ``read`` ends when the server has closed the session in order.
+
+    Attributes:
+        on_turn: set by the manager: to be called with each turn that has ended.
+    """
+
+    on_turn: Callable[[Turn], None] | None
+
+    async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
+        """Send a message: a mapping as JSON, a text as text, bytes as a binary frame. Waits while the peer takes no more.
+
+        Raises:
+            ConnectionFailed: the session has ended.
+            ConfigurationError: it cannot be written as JSON.
         """
         ...
 
@@ -246,7 +304,13 @@ class Connection(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """Makes connections. One object for each manager; keeps no connection itself."""
+    """Makes connections. One object for each manager; keeps no connection itself.
+
+    One whose connections remember something of the calls that they carried (a WebSocket whose server keeps the
+    conversation) has a method ``prepare(call, endpoint, dialect)`` more. What it makes of a call, such as its encoded
+    messages, is in ``Attempt.prepared``, and idle connections are asked ``suits(prepared)``: a number, and the highest
+    one gets the call.
+    """
 
     def expect(self, endpoint: Endpoint) -> int:
         """Capacity that a dial probably brings: so many callers are planned with one dial. May change as it learns."""

@@ -9,7 +9,8 @@ streamed: its body), the last chunk came. What lies between them is explained by
    tokens, waiting for the first byte to be written. That part is ``unattributed``.
 3. **Some parts of it**: they stand as reported. ``network`` comes from what a gateway or the headers of a stream say,
    whose window ends with the headers, else from the minimum round trip. The rest is estimated, or ``unattributed``.
-4. **Nothing**: ``network`` is the minimum round trip, ``model`` the rest of the wait, both estimated.
+4. **Nothing**: ``network`` is the minimum round trip, ``model`` the rest of the wait, both estimated. Where the schema
+   has a word for it, the time until the server said that it has begun, less the round trip, is its ``queue``.
 
 Readings that do not fit into their window are refused and named, and the next best explains the wait.
 """
@@ -27,6 +28,10 @@ __all__ = ["Explained", "explain"]
 #: As many minimum round trips may lie in what the server's parts leave, for all of it to be the network's: room for jitter,
 #: of half of a round trip. Our own choice.
 _ROUND_TRIPS = 1.5
+
+
+#: A shorter wait for the server's word, in ns, is its work on the request and no queue. Our own choice.
+_LEAST_QUEUE_NS = 1_000_000
 
 
 #: By so much, in ns, may a reading exceed its window: rounding of some values to whole milliseconds. A value that was cut
@@ -53,6 +58,7 @@ class _Waits(NamedTuple):
     receive_ns: int
     rtt_ns: int | None
     path_ns: int | None  # the round trip as far as it is known to be the whole way: not where it ends at an edge
+    started_ns: int  # to the server's word that it has begun; 0 if there was none, or it came with the content
     streamed: bool
     answered: bool  # with an answer, and not with an error
     began: bool  # and something of it came
@@ -121,6 +127,7 @@ def _waits(attempt: AttemptRecord, *, answered: bool) -> _Waits:  # for every ca
         0 if streamed else end_ns - until_ns,
         rtt_ns,
         None if connection is not None and connection.rtt_scope == "edge" else rtt_ns,
+        marks.started_ns - sent_ns if sent_ns < marks.started_ns < (content_ns or 0) else 0,
         streamed,
         answered,
         began,
@@ -194,6 +201,10 @@ def _divide(told: _Told, waits: _Waits) -> list[Piece]:
         if waits.rtt_ns <= waits.first_ns - before_ns and waits.rtt_ns <= waits.whole_ns - known_ns:
             network_ns = waits.rtt_ns
             pieces.append(("network", "to_and_back", network_ns, "estimated"))
+            if told is _NOTHING and waits.started_ns:
+                waited_ns = waits.started_ns - network_ns
+                queue_ns = waited_ns if waited_ns >= _LEAST_QUEUE_NS else 0
+                pieces.append(("queue", "server", queue_ns, "estimated"))
     if not waits.answered:
         return pieces
     if not waits.streamed and not told.network_to_end:

@@ -35,10 +35,18 @@ def _add_connection(pieces: list[Piece], attempt: AttemptRecord) -> None:
         low = attempt.dial_asked_ns
     if attempt.served == "rode":
         shared = _clip(attempt.connect_begin_ns, attempt.connect_end_ns or end_ns, low, high)
+        for part, begin, end in attempt.connect.parts if attempt.connect is not None else ():
+            if part == "admission":
+                admission = _clip(begin, end, low, high)
+                pieces.append(("queue", "server", admission, "estimated"))
+                shared -= admission
         pieces.append(("handshake", "shared", shared, "measured"))
     elif attempt.connect is not None:
         for part, begin, end in attempt.connect.parts:
-            pieces.append(("handshake", part, _clip(begin, end, low, high), "measured"))
+            if part == "admission":
+                pieces.append(("queue", "server", _clip(begin, end, low, high), "estimated"))
+            else:
+                pieces.append(("handshake", part, _clip(begin, end, low, high), "measured"))
         open_part = attempt.connect.open_part
         if open_part is not None:  # where it failed, or was given up
             begin = attempt.connect.begun_ns(open_part)

@@ -24,10 +24,12 @@ class Marks:
     """What a transport saw, in ns of ``time.perf_counter_ns``. One for a connect, one for each exchange.
 
     Attributes:
-        parts: closed intervals ``(part, begin_ns, end_ns)``: ``dns``, ``tcp``, ``tls``, ``proxy``, ``upgrade`` and
-            ``connect`` on a connect; ``encode`` and ``send`` on an exchange. An exchange over a client that pools by
+        parts: closed intervals ``(part, begin_ns, end_ns)``: ``dns``, ``tcp``, ``tls``, ``proxy``, ``upgrade``,
+            ``connect`` and ``admission`` (the server was full and let the handshake wait: that is its queue, and
+            estimated) on a connect; ``encode`` and ``send`` on an exchange. An exchange over a client that pools by
             itself has those of the connect too, and ``local`` for its wait in that pool.
         sent_ns: the request is in the kernel's buffer.
+        started_ns: arrival of the server's word that it has begun to work on the request, where its schema has one.
         first_byte_ns: arrival of the answer's first byte.
         first_chunk_ns: arrival of the first data event; of an answer that is not streamed, of its body's first byte.
         first_content_ns: arrival of the first text, reasoning or tool call.
@@ -53,6 +55,7 @@ class Marks:
         "resumed_ns",
         "rtt_ns",
         "sent_ns",
+        "started_ns",
         "use",
     )
 
@@ -60,6 +63,7 @@ class Marks:
         self.parts: list[tuple[str, int, int]] = []
         self._open: dict[str, int] | None = None
         self.sent_ns = 0
+        self.started_ns = 0
         self.first_byte_ns = 0
         self.first_chunk_ns = 0
         self.first_content_ns = 0

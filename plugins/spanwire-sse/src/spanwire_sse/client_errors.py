@@ -21,8 +21,7 @@ from spanwire.errors import (
 )
 from spanwire.net.failures import words as system_words
 from spanwire.transport import Attempt
-
-from .exchange import retry_after_s
+from spanwire.wire.retry_after import retry_after_s
 
 __all__ = ["FAMILIES", "explain", "library_names"]
 

@@ -24,7 +24,7 @@ from spanwire.wire.sse import EventStreamParser
 from .codec import AnswerDecoder, Codec
 from .decompress import decompressor
 
-__all__ = ["ForwardedExchange", "HTTPExchange", "retry_after_s"]
+__all__ = ["ForwardedExchange", "HTTPExchange"]
 
 #: How much of the body of an error status is read, in bytes.
 _ERROR_BODY_BYTES = 64 * 1024

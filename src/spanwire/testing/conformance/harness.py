@@ -164,7 +164,7 @@ class Scene:
         transport.key(endpoint)
         connect = Attempt(endpoint, timeouts=endpoint.timeouts, dialect=dialect)
         connection = await transport.connect(endpoint, connect)
-        direct = Direct(self, endpoint, dialect, connection)
+        direct = Direct(self, endpoint, dialect, connection, getattr(transport, "prepare", None))
         try:
             yield direct
         finally:
@@ -225,8 +225,11 @@ class Scene:
 class Direct:
     """A connection, and what is needed to start exchanges on it."""
 
-    def __init__(self, scene: Scene, endpoint: Endpoint, dialect: Dialect | None, connection: Connection) -> None:
+    def __init__(
+        self, scene: Scene, endpoint: Endpoint, dialect: Dialect | None, connection: Connection, prepare: Any = None
+    ) -> None:
         self.scene = scene
+        self.prepare = prepare
         self.endpoint = endpoint
         self.dialect = dialect
         self.connection = connection
@@ -237,6 +240,7 @@ class Direct:
         number = len(self.releases)
         self.releases.append(0)
         attempt = _SpiedAttempt(self.endpoint, timeouts=self.endpoint.timeouts, dialect=self.dialect, streamed=streamed)
+        attempt.asked_ns = time.perf_counter_ns()
 
         def released() -> None:
             self.releases[number] = attempt.releases
@@ -248,6 +252,8 @@ class Direct:
     async def start(self, call: Call, *, streamed: bool = True) -> tuple[Exchange, Attempt]:
         """Start a call; that must not take the time of its answer."""
         attempt = self.attempt(streamed=streamed)
+        if self.prepare is not None:
+            attempt.prepared = self.prepare(call, self.endpoint, self.dialect)
         try:
             async with asyncio.timeout(SOON_S):
                 exchange = await self.connection.start(call, attempt)

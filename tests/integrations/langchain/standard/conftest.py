@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from langchain_tests.integration_tests import chat_models
 
 from spanwire.testing import LoopbackServer
-from tests.integrations.langchain.server import answer
+from tests.integrations.langchain import responses
+from tests.integrations.langchain import server as chat
 
 #: The smallest PNG: one transparent pixel. Sent as image, as PDF and as sound: no model looks at it.
 _PIXEL = base64.b64decode(
@@ -21,7 +23,9 @@ _PIXEL = base64.b64decode(
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer([answer]) as server:
+    part = os.environ.get("LOOPBACK_PART", "sse")
+    script = responses.answer if part == "websocket" else chat.answer
+    with LoopbackServer([script], part=part) as server:
         yield server
         assert server.faults == []
 

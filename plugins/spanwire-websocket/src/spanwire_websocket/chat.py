@@ -1,0 +1,106 @@
+"""A socket that carries chat calls, one after the other."""
+
+from __future__ import annotations
+
+import time
+
+from spanwire.calls import Call
+from spanwire.errors import ConnectionFailed
+from spanwire.transport import Attempt, Exchange
+
+from .answer import ResponsesExchange
+from .conversation import Conversation, Outgoing
+from .socket import WebSocket
+
+__all__ = ["MAX_AGE_S", "ChatConnection"]
+
+#: A server closes a socket after 60 minutes, whatever is on it (OpenAI's and xAI's documentation): so before that, between
+#: two turns.
+MAX_AGE_S = 55 * 60.0
+
+
+class ChatConnection:
+    """One response in flight; the conversation that its server remembers goes on with it.
+
+    Args:
+        max_age_s: it takes no call after that.
+        remembers: go on with the conversation that the server has, where a call allows it.
+    """
+
+    __slots__ = ("_exchange", "_made_ns", "_max_age_ns", "_retired", "conversation", "remembers", "socket")
+
+    capacity = 1
+    protocol = "websocket"
+    engine = "websockets"
+
+    def __init__(self, socket: WebSocket, *, max_age_s: float = MAX_AGE_S, remembers: bool = True) -> None:
+        self.socket = socket
+        self.conversation: Conversation | None = None
+        self._exchange: ResponsesExchange | None = None
+        self._made_ns = time.perf_counter_ns()
+        self._max_age_ns = int(max_age_s * 1e9)
+        self._retired = False
+        self.remembers = remembers
+
+    def usable(self) -> bool:
+        """Not after an abandoned response, nor when something came that nobody had asked for."""
+        return (
+            not self._retired
+            and self.socket.usable()
+            and (self._exchange is not None or not self.socket.quiet)
+            and time.perf_counter_ns() - self._made_ns < self._max_age_ns
+        )
+
+    def suits(self, call: object) -> int:
+        """2: its server remembers this conversation; 1: none; 0: another one, which it would forget."""
+        known = self.conversation
+        if known is None:
+            return 1
+        assert isinstance(call, Outgoing)
+        return 2 if known.is_continued_by(call) or call.parent == known.id else 0
+
+    async def start(self, call: Call, attempt: Attempt) -> Exchange:
+        """Write the request; marks encode and send."""
+        begin_ns = time.perf_counter_ns()
+        if not self.usable() or self._exchange is not None:
+            raise ConnectionFailed(
+                "the WebSocket was closed before the request was sent", endpoint=attempt.endpoint.address, phase="send"
+            )
+        marks, outgoing = attempt.marks, attempt.prepared
+        assert isinstance(outgoing, Outgoing)
+        known = self.conversation
+        if known is not None and not known.is_continued_by(outgoing):
+            known = None
+        message = outgoing.message(known)
+        exchange = self._exchange = ResponsesExchange(self, outgoing, known, attempt)
+        self.socket.take(exchange)
+        encoded_ns = time.perf_counter_ns()
+        marks.parts.append(("encode", begin_ns, encoded_ns))
+        marks.begin("send", encoded_ns)
+        try:
+            if self.socket.send(message):
+                exchange.on_sent()
+        except BaseException:
+            self.left(exchange)
+            raise
+        return exchange
+
+    def left(self, exchange: ResponsesExchange) -> None:
+        """An exchange is over."""
+        if self._exchange is exchange:
+            self._exchange = None
+            self.socket.take(None)
+
+    def retire(self) -> None:
+        """No further call, and no further event: the server is told by a close frame."""
+        if not self._retired:
+            self._retired = True
+            self.socket.say_goodbye()
+
+    async def aclose(self) -> None:
+        self._retired = True
+        await self.socket.aclose()
+
+    def abort(self) -> None:
+        self._retired = True
+        self.socket.abort()

@@ -1,0 +1,168 @@
+"""PURE: what a refused upgrade and a closed socket mean, as one of spanwire's errors. Sources: RFC 6455 section 7.4, and how the
+servers that speak these schemas behave (the table in docs/websocket.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from spanwire.errors import (
+    ConnectionFailed,
+    MessageTooBig,
+    ProtocolError,
+    RateLimited,
+    ServerError,
+    SpanwireError,
+    Truncated,
+    server_error,
+)
+
+from .socket import Closed
+
+__all__ = ["closed_error", "names_a_limit", "refused_upgrade"]
+
+_SHOWN = 200
+#: Statuses by which a server, or a proxy before it, says that no further client fits: it does when one has left.
+_FULL = frozenset({429, 503, 529})
+#: Close codes after which a new socket helps: going away, service restart, try again later. Source: RFC 6455 section 7.4.1, and
+#: the IANA registry of close codes for 1012 and 1013.
+_MOVED = frozenset({1001, 1012, 1013})
+_NOT_PASSED_ON = frozenset({400, 404, 405, 426, 501})
+#: How servers name a limit of clients or calls in an error's code or words, or in the reason of a close frame.
+_LIMIT_WORDS = ("rate_limit", "rate limit", "max_active", "too many", "concurren", "limit exceeded", "quota")
+
+
+def refused_upgrade(
+    address: str, status: int, headers: Mapping[str, str], body: bytes, retry_after_s: float | None
+) -> SpanwireError:
+    """A handshake that was answered with anything but 101.
+
+    ``full`` on the error: the server has no room now (429, 503, 529).
+    """
+    said = _said(body)
+    words = f": {said}" if said else ""
+    if 300 <= status < 400:
+        where = urlsplit(headers.get("location", ""))
+        shown = f" to {where.scheme}://{where.netloc.rpartition('@')[2]}{where.path}"[:_SHOWN] if where.netloc else ""
+        error: SpanwireError = server_error(
+            f"the upgrade was answered {status}: it redirects{shown}; use that as the URL",
+            status=status,
+            headers=dict(headers),
+            endpoint=address,
+        )
+    elif 200 <= status < 300:
+        error = ProtocolError(
+            f"the upgrade was answered {status}, not 101: this is no WebSocket{words}",
+            endpoint=address,
+            retryable=False,
+        )
+    else:
+        advice = (
+            "; is this path one for WebSocket, and does the proxy before it pass the upgrade on?"
+            if status in _NOT_PASSED_ON
+            else ""
+        )
+        error = server_error(
+            f"the upgrade was refused with {status}{words}{advice}",
+            status=status,
+            headers=dict(headers),
+            retry_after_s=retry_after_s,
+            endpoint=address,
+        )
+        error.full = status in _FULL
+    error.phase = "upgrade"
+    return error
+
+
+def _said(body: bytes) -> str:
+    """The server's words in the body of a refusal, at most 200 characters."""
+    text = body[: 8 * _SHOWN].decode("utf-8", "replace").strip()
+    if text[:1] == "{":
+        try:
+            found: Any = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            inner = found.get("error", found)
+            message = inner.get("message") if isinstance(inner, dict) else inner
+            message = message or found.get("detail")
+            if isinstance(message, str):
+                return message[:_SHOWN]
+    return "" if text[:1] == "<" else " ".join(text.split())[:_SHOWN]
+
+
+def closed_error(
+    closed: Closed, address: str, *, max_bytes: int, begun: bool = False, what: str = "answer"
+) -> SpanwireError:
+    """A socket that ended before the answer was complete.
+
+    Args:
+        max_bytes: ``Limits.max_event_bytes``.
+        begun: something of the answer came, so that the server has begun: it is not sent again.
+        what: was broken off.
+    """
+    error = _closed_error(closed, address, max_bytes, begun, what)
+    if error.__cause__ is None:
+        error.__cause__ = closed.cause
+    return error
+
+
+def _closed_error(closed: Closed, address: str, max_bytes: int, begun: bool, what: str) -> SpanwireError:
+    code = closed.code
+    reason = f": {closed.reason[:_SHOWN]}" if closed.reason else ""
+    phase = "read" if begun else "wait"
+    if code == 1009:
+        if closed.ours:
+            return MessageTooBig(
+                f"a message is over {max_bytes} bytes (Limits.max_event_bytes); we have closed with 1009",
+                endpoint=address,
+            )
+        return MessageTooBig(
+            f"the server closed with 1009: our message is too big for it{reason}", endpoint=address, phase="send"
+        )
+    if closed.ours:
+        if code == 1011:
+            return ConnectionFailed(closed.reason, endpoint=address, phase=phase, retryable=not begun)
+        return ProtocolError(
+            f"what the server sent is no WebSocket (we have closed with {code}{reason})", endpoint=address
+        )
+    if code is None:
+        broke = (
+            f"the connection broke in the middle of the {what}"
+            if begun
+            else f"the connection broke before anything of the {what} came"
+        )
+        words = f": {closed.cause.strerror or closed.cause}" if isinstance(closed.cause, OSError) else ""
+        return ConnectionFailed(broke + words, endpoint=address, phase=phase, retryable=not begun)
+    if code in _MOVED:
+        error: SpanwireError = ConnectionFailed(
+            f"the server closed with {code}, as it does when it restarts or is full{reason}",
+            endpoint=address,
+            phase=phase,
+            retryable=not begun,
+        )
+        error.full = code == 1013 and not begun
+        return error
+    if code in (1000, 1005):
+        return Truncated(
+            f"the server closed with {code} before the {what} was complete{reason}",
+            endpoint=address,
+            retryable=not begun,
+        )
+    if code == 1008:
+        said = f"the server closed with 1008 (policy){reason}"
+        if not names_a_limit(closed.reason):
+            return ServerError(said, code=1008, endpoint=address)
+        limited = RateLimited(said, code=1008, endpoint=address, retryable=not begun)
+        limited.full = not begun
+        return limited
+    return ConnectionFailed(f"the server closed with {code}{reason}", endpoint=address, phase=phase, retryable=False)
+
+
+def names_a_limit(text: str) -> bool:
+    """Whether these words of a server name a limit of clients or calls."""
+    lower = text.lower()
+    return any(word in lower for word in _LIMIT_WORDS)

@@ -1,0 +1,143 @@
+"""Makes a socket: dials, asks for the upgrade, and says what a refusal means."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from typing import cast
+from urllib.parse import urlencode
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+from websockets.http11 import Response
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from spanwire.endpoint import Endpoint, check_headers
+from spanwire.errors import ConfigurationError, ConnectionFailed, ServerError
+from spanwire.net.dial import dial, route_of
+from spanwire.transport import Attempt
+from spanwire.wire.retry_after import retry_after_s
+
+from .faults import refused_upgrade
+from .options import Options
+from .socket import WebSocket, quiet_logger
+
+__all__ = ["open_socket"]
+
+#: An upgrade may take so much longer than a round trip, in ns, before it counts as a wait in the server's queue: looking
+#: up a key takes some milliseconds. Our own choice.
+_HANDLING_NS = 10_000_000
+#: Written by the handshake itself.
+_OURS = frozenset({"host", "upgrade", "connection", "content-length", "transfer-encoding"})
+_OURS_PREFIX = "sec-websocket-"
+
+
+def _user_agent() -> str:
+    try:
+        return f"spanwire/{metadata.version('spanwire')}"
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "spanwire"
+
+
+_USER_AGENT = _user_agent()
+
+
+async def open_socket(
+    endpoint: Endpoint, attempt: Attempt, path: str, query: Sequence[tuple[str, str]], options: Options
+) -> WebSocket:
+    """An open socket; marks dns, tcp, proxy, tls, upgrade, and admission.
+
+    Args:
+        path: the whole path of the target.
+        query: what follows ``?``.
+
+    Raises:
+        ConnectionFailed: with the phase in which it failed.
+        ServerError: the upgrade was refused; with phase ``upgrade``, and ``full`` where there was no room.
+        ProtocolError: it was answered with something else.
+        ConfigurationError: a header that is ours to write; the settings of :func:`spanwire.net.dial.dial`.
+    """
+    secure, host, port = endpoint.secure, *endpoint.origin[1:]
+    uri = WebSocketURI(
+        secure=secure, host=host, port=port, path=path, query=urlencode(query), username=None, password=None
+    )
+    wire = ClientProtocol(
+        uri,
+        subprotocols=cast("list[Subprotocol]", list(options.subprotocols)) or None,
+        extensions=[ClientPerMessageDeflateFactory()] if options.compression else None,
+        max_size=endpoint.limits.max_event_bytes,
+        logger=quiet_logger,
+    )
+    request = wire.connect()
+    for name, value in _headers(endpoint, attempt.api_key).items():
+        request.headers[name] = value
+    route = route_of(endpoint)
+    socket = await dial(
+        endpoint, attempt.marks, lambda: WebSocket(endpoint.address, wire, options.keepalive), route=route
+    )
+    socket.set_connect_rtt(attempt.marks.rtt_ns, through_proxy=route.proxy is not None)
+    try:
+        begin_ns = time.perf_counter_ns()
+        attempt.marks.begin("upgrade", begin_ns)
+        response = await socket.upgrade(request)
+        _mark_upgrade(attempt, begin_ns, socket)
+    except BaseException:
+        socket.abort()
+        raise
+    if socket.handshake_problem is not None:
+        socket.abort()
+        raise _refusal(endpoint, response, socket.handshake_problem)
+    socket.start()
+    return socket
+
+
+def _mark_upgrade(attempt: Attempt, begin_ns: int, socket: WebSocket) -> None:
+    """What of it lies beyond a round trip was a wait for the server to have room."""
+    marks, end_ns = attempt.marks, socket.upgraded_ns
+    rtt_ns = socket.connect_rtt_ns()
+    marks.end("upgrade", end_ns)
+    if rtt_ns is not None and end_ns - begin_ns - rtt_ns > _HANDLING_NS:
+        marks.parts.pop()
+        marks.parts.append(("upgrade", begin_ns, begin_ns + rtt_ns))
+        marks.parts.append(("admission", begin_ns + rtt_ns, end_ns))
+
+
+def _refusal(endpoint: Endpoint, response: Response, problem: Exception) -> Exception:
+    if not isinstance(problem, InvalidStatus):  # 101, and something in it is wrong
+        error: Exception = ConnectionFailed(
+            f"the server's answer to the upgrade is wrong: {problem}",
+            endpoint=endpoint.address,
+            phase="upgrade",
+            retryable=False,
+        )
+    else:
+        headers: dict[str, str] = {}
+        for name, value in response.headers.raw_items():
+            name = name.lower()
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        error = refused_upgrade(
+            endpoint.address, response.status_code, headers, bytes(response.body or b""), retry_after_s(headers)
+        )
+        if isinstance(error, ServerError) and endpoint.api_key is None and response.status_code in (401, 403):
+            error.message += "; the endpoint has no api_key"
+    error.__cause__ = problem
+    return error
+
+
+def _headers(endpoint: Endpoint, api_key: str | None) -> dict[str, str]:
+    headers = {"user-agent": _USER_AGENT}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    headers.update((name.lower(), value) for name, value in endpoint.headers.items())
+    check_headers(headers, "the request's headers")
+    for name in headers:
+        if name in _OURS or name.startswith(_OURS_PREFIX):
+            advice = '; use options={"subprotocols": [...]}' if name == "sec-websocket-protocol" else ""
+            raise ConfigurationError(
+                f"the header {name!r} is written by spanwire itself; remove it from the headers{advice}",
+                endpoint=endpoint.address,
+            )
+    return headers

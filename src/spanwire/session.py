@@ -1,0 +1,244 @@
+"""Sessions: both sides send when they like. A session is a :class:`~spanwire.run.Run` whose exchange can send; what is
+traced are its turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from .calls import Call, SessionEvent
+from .closing import hear_timing
+from .endpoint import Endpoint, Retries, Timeouts
+from .errors import ConfigurationError, SpanwireError
+from .run import Prepared, Run
+from .timeline import AttemptRecord, CallRecord, ConnectionUse, Timeline
+from .transport import Garbage, Item, SessionExchange, Turn
+
+__all__ = ["Session", "SessionRun", "with_model"]
+
+#: Turns whose timelines a session keeps.
+_TURNS_KEPT = 100
+
+
+def with_model(endpoint: Endpoint, model: str) -> Endpoint:
+    """The endpoint whose address names a model. The same object for the same model: what was learned of it stays."""
+    if not isinstance(model, str) or not model:
+        raise ConfigurationError("session(model=...): the model's name as text", endpoint=endpoint.address)
+    known: dict[str, Endpoint] = endpoint.__dict__.setdefault("_with_model", {})
+    found = known.get(model)
+    if found is None:
+        found = known[model] = msgspec.structs.replace(endpoint, query={**endpoint.query, "model": model})
+    return found
+
+
+class SessionRun(Run):
+    """The inner state behind a session's handle. All methods run on the loop of ``state``."""
+
+    __slots__ = ("_context", "turns")
+
+    def __init__(
+        self, state: Any, prepared: Prepared, endpoint: Endpoint, *, timeouts: Timeouts, retries: Retries
+    ) -> None:
+        super().__init__(
+            state,
+            prepared,
+            endpoint,
+            Call("session", endpoint.query.get("model", ""), {}),
+            streamed=True,
+            # A session may be silent for as long as its owner likes.
+            timeouts=msgspec.structs.replace(timeouts, first_content_s=None, idle_s=None),
+            retries=retries,
+            headers={},
+        )
+        self._traced = True  # its turns are
+        self._context: contextvars.Context | None = None
+        self.turns: deque[Timeline] = deque(maxlen=_TURNS_KEPT)
+
+    async def open(self) -> None:
+        """Get a slot and a connection of its own."""
+        self._context = (
+            contextvars.copy_context()
+        )  # of whoever opens it: its turns are children of what is current there
+        await super().open()
+        exchange = self.exchange
+        if not isinstance(exchange, SessionExchange):
+            error = self._bug(
+                Garbage(f"start() gave {type(exchange).__name__} for a session, which is no SessionExchange")
+            )
+            self._give_up(error)
+            raise error
+        exchange.on_turn = self._turn_ended
+
+    async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
+        """See :meth:`Session.send`."""
+        exchange = self.exchange
+        if self.ended or exchange is None:
+            raise self._error or self._ended_by()
+        assert isinstance(exchange, SessionExchange)
+        await exchange.send(message)
+
+    def _take_others(self, items: Sequence[Item]) -> None:
+        if not isinstance(items[0], SessionEvent):
+            raise Garbage(f"read() gave {type(items[0]).__name__} where a SessionEvent was due")
+
+    def _after_reading(self, error: SpanwireError) -> None:
+        """What was said on a session that broke is lost with it: it is not made again."""
+        raise error
+
+    def _tell(self, timeline: Timeline, record: CallRecord, error: Exception | None) -> None:
+        """Nothing: its turns were told."""
+
+    def _turn_ended(self, turn: Turn) -> None:
+        context = self._context
+        if context is not None:
+            context.copy().run(self._record_turn, turn)
+
+    def _record_turn(self, turn: Turn) -> None:
+        manager, head = self.state.manager, turn.head
+        call = Call("chat", head.model or self.call.model, {})
+        now_ns = time.perf_counter_ns()
+        record = CallRecord(
+            turn.begin_ns,
+            operation=call.operation,
+            model=self.call.model or head.model or "",
+            endpoint=self.endpoint.address,
+            transport=self._prepared.spec.name,
+            streamed=True,
+            started_unix_ns=time.time_ns() - (now_ns - turn.begin_ns),
+        )
+        attempt = AttemptRecord(turn.begin_ns, streamed=True)
+        record.attempts.append(attempt)
+        attempt.asked_ns = attempt.leased_ns = turn.begin_ns
+        attempt.served = "idle"
+        attempt.marks = turn.marks
+        attempt.end_ns = record.end_ns = turn.end_ns
+        attempt.outcome = record.outcome = turn.outcome
+        attempt.error_type = record.error_type = type(turn.error).__name__ if turn.error is not None else None
+        hear_timing(manager.registry, self.endpoint, head, attempt)
+        lease, rtt_ns = self._lease, turn.marks.rtt_ns
+        context: Any = None
+        if lease is not None:
+            member, context = lease.member, lease.member.context
+            attempt.connection = ConnectionUse(
+                member.id,
+                reused=bool(self.turns),
+                age_s=(turn.begin_ns - member.made_ns) / 1e9,
+                protocol=member.connection.protocol,
+                rtt_min_s=rtt_ns / 1e9 if rtt_ns else None,
+                engine=member.connection.engine,
+            )
+        record.usage = head.usage
+        telemetry = manager.telemetry
+        span = None
+        if telemetry is not None:
+            span = telemetry.start(call, self.endpoint, turn.begin_ns, streamed=True, connection=context)
+            if span is not None:
+                record.trace_id = span.span.get_span_context().trace_id
+        timeline = Timeline(record)
+        extra = manager.registry.span_attributes(timeline)
+        if telemetry is not None:
+            telemetry.end(
+                span,
+                timeline,
+                record,
+                call,
+                self.endpoint,
+                head,
+                head.usage,
+                turn.finish_reason,
+                turn.error,
+                extra,
+                None,
+                streamed=True,
+            )
+        self.turns.append(timeline)
+        if manager.registry.has_observers:
+            manager.registry.observe(timeline)
+
+
+class Session:
+    """A session's handle. Made by :meth:`ConnectionManager.session <spanwire.manager.ConnectionManager.session>`."""
+
+    __slots__ = ("__weakref__", "_begin", "_events", "_run")
+
+    def __init__(self, begin: Callable[[], SessionRun]) -> None:
+        self._begin = begin
+        self._run: SessionRun | None = None
+        self._events: list[SessionEvent] = []  # in reverse: the next one is at the end
+
+    def __repr__(self) -> str:
+        run = self._run
+        state = "not entered" if run is None else "ended" if run.ended else "open"
+        return f"<spanwire.Session {state}>"
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def _open(self) -> SessionRun:
+        if self._run is not None:
+            raise RuntimeError("a session is entered once: ask the manager for a new one")
+        run = self._run = self._begin()
+        await run.open()
+        return run
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._run is not None:
+            cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+            self._run.leave("cancelled" if cancelled else "closed_by_caller")
+
+    async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
+        """Send one message: a mapping as JSON text, a ``str`` as text, ``bytes`` as a binary frame.
+
+        Waits while the network, or the server, takes no more. May be called by another task than the one that reads.
+
+        Raises:
+            ConnectionFailed: the session has ended; reads say why.
+            ConfigurationError: the message cannot be written as JSON.
+        """
+        await self._entered().send(message)
+
+    def __aiter__(self) -> AsyncIterator[SessionEvent]:
+        return self
+
+    async def __anext__(self) -> SessionEvent:
+        if not self._events:
+            run = self._entered()
+            self._events = (await run.read())[::-1]  # type: ignore[assignment]
+            if not self._events:
+                raise StopAsyncIteration
+        return self._events.pop()
+
+    async def aclose(self) -> None:
+        """End the session now; also from another task, whose pending read then ends."""
+        if self._run is not None:
+            self._run.leave("closed_by_caller")
+
+    def __del__(self) -> None:
+        run = self._run
+        if run is not None and run.opened and not run.ended:
+            run.state.abandon(run)
+
+    @property
+    def turns(self) -> list[Timeline]:
+        """Timelines of the last 100 turns that have ended."""
+        return list(self._run.turns) if self._run is not None else []
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of the session as a whole: how it was opened, how it ended. Raises RuntimeError before it has ended."""
+        return self._entered().timeline
+
+    def _entered(self) -> SessionRun:
+        if self._run is None:
+            raise RuntimeError("the session was not entered: use `async with manager.session(...) as session`")
+        return self._run
