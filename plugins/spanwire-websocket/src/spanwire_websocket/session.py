@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from spanwire.calls import Call, SessionEvent
-from spanwire.errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
+from spanwire.errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError, Truncated
 from spanwire.transport import Attempt, Exchange, Head, Inbox, Item, Turn
 
 from .faults import closed_error
@@ -32,7 +32,7 @@ class SessionSchema(Protocol):
         """A message that was sent."""
 
     def ended(self, at_ns: int, error: SpanwireError | None) -> None:
-        """The session is over: so are its turns."""
+        """The session is over: so are its turns. Without an error its owner has left it."""
 
 
 class SessionDialect(Protocol):
@@ -207,7 +207,13 @@ class SessionChannel(Inbox):
     def _finish(self, error: SpanwireError | None) -> None:
         if self._gone is None and not self._left:
             self._gone = error or ConnectionFailed("the server has closed the session")
-            self._schema.ended(time.perf_counter_ns(), error)
+            unfinished = error or Truncated(
+                "the server closed the session in the middle of a turn",
+                endpoint=self._attempt.endpoint.address,
+                phase="read",
+                retryable=False,
+            )
+            self._schema.ended(time.perf_counter_ns(), unfinished)
             self.end(error)
 
     # --- leaving ----------------------------------------------------------------------------------------------------
