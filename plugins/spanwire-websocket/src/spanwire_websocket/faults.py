@@ -3,7 +3,7 @@ servers that speak these schemas behave (the table in docs/websocket.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +22,7 @@ from spanwire.errors import (
 
 from .socket import Closed
 
-__all__ = ["closed_error", "names_a_limit", "refused_upgrade"]
+__all__ = ["closed_error", "names_a_limit", "refused_at_once", "refused_upgrade"]
 
 _SHOWN = 200
 #: Statuses by which a server, or a proxy before it, says that no further client fits: it does when one has left.
@@ -160,6 +160,19 @@ def _closed_error(closed: Closed, address: str, max_bytes: int, begun: bool, wha
         limited.full = not begun
         return limited
     return ConnectionFailed(f"the server closed with {code}{reason}", endpoint=address, phase=phase, retryable=False)
+
+
+def refused_at_once(closed: Closed, messages: Sequence[bytes], address: str, *, max_bytes: int) -> SpanwireError:
+    """A socket that was accepted, and closed before anything was sent on it: the way in which some servers refuse.
+
+    Args:
+        messages: the texts that came before the close frame: the last one may be an error event, which says more.
+        max_bytes: ``Limits.max_event_bytes``.
+    """
+    words = _said(messages[-1]) if messages and b'"error"' in messages[-1] else ""
+    if words and words not in closed.reason:
+        closed = closed._replace(reason=f"{closed.reason} ({words})" if closed.reason else words)
+    return closed_error(closed, address, max_bytes=max_bytes, what="session")
 
 
 def names_a_limit(text: str) -> bool:
