@@ -79,4 +79,10 @@ class WebSocketTransport:
             socket = await open_socket(endpoint, attempt, codec.path(endpoint.path), query, options)
             return SessionConnection(socket, codec, buffer_bytes=options.buffer_bytes)
         socket = await open_socket(endpoint, attempt, endpoint.path + RESPONSES_PATH, query, options)
-        return ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)
+        connection = ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)
+        try:
+            connection.check(endpoint)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
