@@ -268,7 +268,9 @@ def test_an_error_event_in_an_answer_leaves_the_socket_for_the_next_one() -> Non
 
 
 def test_retry_after_of_an_error_event() -> None:
-    said = event("error", status=429, error={"type": "rate_limit_error", "message": "x", "headers": {"Retry-After": "60"}})
+    said = event(
+        "error", status=429, error={"type": "rate_limit_error", "message": "x", "headers": {"Retry-After": "60"}}
+    )
 
     async def body() -> None:
         async with raw_server(plays(said)) as server, spanwire.ConnectionManager(telemetry=None) as manager:
@@ -285,8 +287,15 @@ def test_retry_after_of_an_error_event() -> None:
 @pytest.mark.parametrize("leave", ["early", "cancel", "timeout", "drop"])
 def test_no_answer_is_shifted_after_an_interrupt(leave: str) -> None:
     """The abandoned answer goes on, as no event stops it: its socket takes no other call."""
-    with loopback(default=lambda request: Script.say(f"answer to {request.model}", gap_s=0.02)) as server:
-        endpoint = server.endpoint(retries=NEVER, timeouts=spanwire.Timeouts(total_s=0.05 if leave == "timeout" else None))
+
+    def script(request: Any) -> Script:
+        more = " and" * 200 if request.model == "first" else ""
+        return Script.say(f"answer to {request.model}{more}", gap_s=0.02 if more else 0.0)
+
+    with loopback(default=script) as server:
+        endpoint = server.endpoint(
+            retries=NEVER, timeouts=spanwire.Timeouts(total_s=0.05 if leave == "timeout" else None)
+        )
 
         async def first(manager: spanwire.ConnectionManager) -> None:
             stream = manager.stream(endpoint, chat("first"))
@@ -376,7 +385,8 @@ def test_leaving_tells_the_server(begun: bool) -> None:
     async def handler(peer: Peer) -> None:
         await peer.upgrade()
         await peer.request()
-        await peer.send(created() + (delta("Hi") if begun else b""))
+        if begun:
+            await peer.send(created() + delta("Hi"))
         await peer.until_gone()
         seen.append(peer.closed)
 
@@ -481,7 +491,7 @@ def test_a_slow_reader_stops_the_server_and_loses_nothing() -> None:
 def test_fields_that_have_no_meaning_here_are_not_sent() -> None:
     async def body() -> None:
         async with raw_server(fine) as server, spanwire.ConnectionManager(telemetry=None) as manager:
-            call = chat(stream=True, background=False, stream_options={"include_usage": True})
+            call = chat(background=False, stream_options={"include_usage": True})
             await complete(manager, server, call)
             asked = server.asked[0]
             assert asked["type"] == "response.create"
@@ -498,7 +508,10 @@ def test_fields_that_have_no_meaning_here_are_not_sent() -> None:
 def test_what_is_no_json_is_found_before_anything_is_sent(bad: Any) -> None:
     async def body() -> None:
         async with raw_server(fine) as server, spanwire.ConnectionManager(telemetry=None) as manager:
-            for call in (chat(metadata={"x": bad}), spanwire.Call.chat("m", [{"role": "user", "content": "a", "x": bad}])):
+            for call in (
+                chat(metadata={"x": bad}),
+                spanwire.Call.chat("m", [{"role": "user", "content": "a", "x": bad}]),
+            ):
                 try:
                     await complete(manager, server, call)
                 except errors.ConfigurationError:

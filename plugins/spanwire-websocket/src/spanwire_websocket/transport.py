@@ -61,6 +61,11 @@ class WebSocketTransport:
             ConfigurationError: what the schema cannot say, or JSON.
         """
         request = encode_responses(call.body, call.model)
+        if request.pop("background", None):
+            raise ConfigurationError(
+                "background: an answer on a WebSocket is a stream and nothing else; leave it out",
+                endpoint=endpoint.address,
+            )
         try:
             return outgoing(request, custom_tools(call.body))
         except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
