@@ -519,6 +519,7 @@ class Run:
                 error.again
                 or (
                     isinstance(error, ConnectionFailed)
+                    and error.retryable
                     and not error.full
                     and record.connection is not None
                     and record.connection.reused

@@ -451,6 +451,9 @@ class WebSocket(asyncio.Protocol):
         self.arrival_ns = time.perf_counter_ns()
         with contextlib.suppress(EOFError):
             self._wire.receive_eof()
+        for event in self._wire.events_received():  # an answer to the handshake whose end is that of the connection
+            if isinstance(event, Response):
+                self._answered(event)
         if not self._upgraded.done():
             failed = self._no_answer()
             failed.__cause__ = error or self._wire.handshake_exc
