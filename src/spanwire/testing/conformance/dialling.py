@@ -13,7 +13,7 @@ from .answers import hello
 from .harness import SOON_S, Kit, Scene, open_sockets, until
 
 #: Turns of the loop between the beginning of a wait and the cancel: what is waited for goes on meanwhile.
-TURNS = (0, 1, 2, 4, 8)
+TURNS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 #: A connect that waits more often than this is not looked at any further.
 MOST_WAITS = 40
 
@@ -76,7 +76,8 @@ class Dialling(Kit):
         at ``Timeouts.connect_s``, and when the manager is closed.
 
         If it fails: whatever holds a socket needs ``except BaseException: sock.close(); raise`` until the connection
-        that owns it is returned. Do not catch CancelledError and go on, nor shield the dial.
+        that owns it is returned. Do not catch CancelledError and go on, nor shield the dial; ``asyncio.wait_for`` on
+        Python 3.11 swallows a cancel that comes together with the result, ``asyncio.timeout`` does not.
         :func:`spanwire.net.dial.dial` does all of that.
         """
         with self.scene(hello()) as scene:
@@ -90,6 +91,11 @@ class Dialling(Kit):
                     for wait in range(1, MOST_WAITS):
                         if not await self._stop_one(scene, wait, turns, kept):
                             break
+                async with scene.connection() as direct:
+                    exchange, _ = await direct.start(self.call())
+                    while await exchange.read():
+                        pass  # the server accepts in order: now it has seen those before
+                await self._no_connection(scene, None, "a connection that was closed")
 
             scene.run(body)
 
