@@ -380,6 +380,29 @@ def start_waits_for_the_answer() -> None:
     patch(SSEConnection, start=started)
 
 
+@mutant("test_a_call_that_cannot_be_written_costs_no_connection")
+def a_call_that_cannot_be_written_throws_the_connection_away() -> None:
+    async def started(self: Any, call: Any, attempt: Any) -> Any:
+        try:
+            return await start(self, call, attempt)
+        except SpanwireError:
+            self.abort()
+            raise
+
+    patch(SSEConnection, start=started)
+
+
+@mutant("test_a_call_that_cannot_be_written_costs_no_connection")
+def what_the_encoder_raises_comes_through() -> None:
+    async def started(self: Any, call: Any, attempt: Any) -> Any:
+        try:
+            return await start(self, call, attempt)
+        except SpanwireError as error:
+            raise error.__cause__ or error from None
+
+    patch(SSEConnection, start=started)
+
+
 @mutant("test_a_break_after_the_finish_reason_keeps_the_connection")
 def a_break_throws_the_connection_away() -> None:
     patch(HTTPExchange, complete=property(lambda self: False))

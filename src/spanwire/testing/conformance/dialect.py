@@ -4,7 +4,7 @@ First pure, bytes in and chunks out. Then calls through a manager, to a loopback
 """
 
 # A manager and a stream in it are two steps; an error may come anywhere while a stream is entered and read.
-# ruff: noqa: PT012, SIM117
+# ruff: noqa: SIM117
 
 from __future__ import annotations
 
