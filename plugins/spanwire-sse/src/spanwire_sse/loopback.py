@@ -603,9 +603,14 @@ class _Connection(asyncio.Protocol):
             )
             return self._say(200, body, request, keep_alive=keep_alive)
         operation = next((name for end, name in _OPERATIONS.items() if path.endswith(end)), None)
-        if operation is None:
-            words = _error(404, f"there is nothing at {request.method} {request.path}")
-            return self._say(404, words, request, keep_alive=keep_alive)
+        if operation is None:  # another dialect's, if a script has its bytes
+
+            def canned() -> Script | None:
+                return self._book.canned_for(request) if request.method == "POST" else None
+
+            fields = request.body
+            fields = fields if isinstance(fields, dict) else {}
+            return self._scripted(canned, "chat", request, fields, keep_alive=keep_alive)
         if request.method != "POST":
             words = _error(405, f"{request.path} takes POST, not {request.method}")
             return self._say(405, words, request, keep_alive=keep_alive)
@@ -613,8 +618,24 @@ class _Connection(asyncio.Protocol):
         wrong = _wrong_with(operation, body)
         if wrong is not None:
             return self._say(400, _error(400, wrong), request, keep_alive=keep_alive)
+        return self._scripted(
+            lambda: self._book.script_for(request, body["model"]), operation, request, body, keep_alive=keep_alive
+        )
+
+    def _scripted(
+        self,
+        next_script: Callable[[], Script | None],
+        operation: str,
+        request: Request,
+        body: Mapping[str, Any],
+        *,
+        keep_alive: bool,
+    ) -> tuple[Script, _Plan]:
         try:
-            script = self._book.script_for(request, body["model"])
+            script = next_script()
+            if script is None:
+                words = _error(404, f"there is nothing at {request.method} {request.path}")
+                return self._say(404, words, request, keep_alive=keep_alive)
             if self._http_1_0:  # which knows no chunks
                 script = msgspec.structs.replace(script, chunked=False)
             return script, _plan(operation, script, request, body, keep_alive=keep_alive)
