@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ if not __package__:  # started by its path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import msgspec
-import websockets
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server_core, client_core = cores()
     if client_core is not None:
         os.sched_setaffinity(0, {client_core})
-    note(f"websockets {websockets.__version__}")
+    note(f"websockets {metadata.version('websockets')}")
     with serving(server_core) as port:
         found = asyncio.run(measure(f"ws://127.0.0.1:{port}/v1", names, given.rounds))
     print(table(found), flush=True)

@@ -13,7 +13,7 @@ from ...timeline import Marks
 from ...transport import Exchange, Item
 from ..script import Script
 from .abilities import needs
-from .harness import SOON_S, Kit, Scene
+from .harness import Kit, Scene
 
 #: 32 MiB: more than what the kernels' buffers of a connection (Linux: up to 6 and 4 MiB) and an inbox of 4096 items hold.
 PIECE = "0123456789abcdef" * 128
@@ -70,7 +70,7 @@ class Pressure(Kit):
 
 async def _next(exchange: Exchange) -> Sequence[Item]:
     try:
-        async with asyncio.timeout(SOON_S):
+        async with asyncio.timeout(POUR_S / 2):
             return await exchange.read()
     except TimeoutError:
-        pytest.fail(f"nothing came for {SOON_S} s: what on_high() has stopped, on_low() has to let go on")
+        pytest.fail(f"nothing came for {POUR_S / 2} s: what on_high() has stopped, on_low() has to let go on")
