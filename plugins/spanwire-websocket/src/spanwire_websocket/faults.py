@@ -214,9 +214,9 @@ def judge(error: ServerError, *, begun: bool, closing: bool, own_parent: bool) -
         return False
     code = error.code if isinstance(error.code, str) else ""
     said = f"{code} {error.message}"
-    if code in _SAFE and not own_parent:
-        error.again = True
-        return True
+    if code in _SAFE:
+        error.again = not own_parent
+        return error.again
     if code in _OVERLOADED:
         error.retryable = True
     elif _CLIENTS.search(code if isinstance(error, BadRequest) else said):
