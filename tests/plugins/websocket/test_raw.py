@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spanwire_websocket.raw import Raw
@@ -15,7 +19,7 @@ import spanwire
 from spanwire.manager import ConnectionManager
 from spanwire.testing import Script
 from tests.core.telemetry.heard import Heard
-from tests.plugins.websocket.session_server import handled, raw
+from tests.plugins.websocket.session_server import handled, nothing_is_left, raw
 from tests.support import run, serving
 
 
@@ -81,49 +85,47 @@ def test_the_path_is_the_endpoints() -> None:
     assert Raw().path("") == "/"
 
 
-def test_vllms_realtime_transcription() -> None:
-    """Not OpenAI's schema: 16 kHz, a model at the top, an error that is a text, a commit that begins and one that ends.
+def profile() -> dict[str, Any]:
+    """The names of the block of docs/sessions.md that has vLLM's profile."""
+    page = (Path(__file__).parents[3] / "docs/sessions.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if "async def transcribe" in block), names)
+    return names
 
-    The server is one of a few lines, after vllm/entrypoints/.../realtime; the client is the profile of docs/sessions.md.
-    """
-    said = bytes(range(256)) * 25  # 0.2 s at 16 kHz
 
-    async def handler(socket: ServerConnection) -> None:
-        audio, model = b"", None
-        await socket.send(json.dumps({"type": "session.created", "id": "sess_1", "created": 1}))
-        async for message in socket:
-            event = json.loads(message)
-            if event["type"] == "session.update":
-                model = event["model"]
-            elif event["type"] == "input_audio_buffer.append":
-                audio += base64.b64decode(event["audio"])
-            elif model is None:
-                await socket.send('{"type":"error","error":"no model","code":"model_not_set"}')
-            elif event.get("final"):
-                usage = {"total_tokens": len(audio)}
-                await socket.send('{"type":"transcription.delta","delta":"hel"}')
-                await socket.send('{"type":"transcription.delta","delta":"lo"}')
-                await socket.send(json.dumps({"type": "transcription.done", "text": "hello", "usage": usage}))
+async def vllm(socket: ServerConnection) -> None:
+    """A server of a few lines, after vllm/entrypoints/.../realtime: not OpenAI's schema, whatever its names."""
+    audio, model, began = b"", None, False
+    await socket.send(json.dumps({"type": "session.created", "id": "sess_1", "created": 1}))
+    async for message in socket:
+        event = json.loads(message)
+        if event["type"] == "session.update":
+            model = event["model"]
+        elif event["type"] == "input_audio_buffer.append":
+            audio += base64.b64decode(event["audio"])
+        elif model != "whisper":
+            await socket.send('{"type":"error","error":"no such model","code":"model_not_found"}')
+        elif not event["final"]:
+            began = True
+        else:
+            assert began
+            await socket.send(json.dumps({"type": "transcription.delta", "delta": f"{len(audio)} "}))
+            await socket.send('{"type":"transcription.delta","delta":"bytes"}')
+            await socket.send('{"type":"transcription.done","text":"","usage":{}}')
 
+
+def test_the_profile_of_vllms_realtime_transcription() -> None:
     async def main() -> None:
-        async with handled(handler) as (url, _), ConnectionManager() as manager:
-            async with manager.session(raw(url)) as session:
-                assert (await anext(session)).type == "session.created"
-                await session.send({"type": "input_audio_buffer.commit", "final": False})
-                assert (await anext(session)).data["error"] == "no model"
-                await session.send({"type": "session.update", "model": "whisper"})
-                await session.send({"type": "input_audio_buffer.commit", "final": False})
-                for start in range(0, len(said), 640):
-                    audio = base64.b64encode(said[start : start + 640]).decode()
-                    await session.send({"type": "input_audio_buffer.append", "audio": audio})
-                await session.send({"type": "input_audio_buffer.commit", "final": True})
-                text = ""
-                async for event in session:
-                    text += event.data.get("delta", "")
-                    if event.type == "transcription.done":
-                        break
-                assert text == event.data["text"] == "hello"
-                assert event.data["usage"] == {"total_tokens": len(said)}
+        transcribe = profile()["transcribe"]
+        async with handled(vllm) as (url, _), ConnectionManager() as manager:
+            assert [piece async for piece in transcribe(manager, raw(url), "whisper", bytes(8000))] == [
+                "8000 ",
+                "bytes",
+            ]
+            with pytest.raises(RuntimeError, match=r"no such model \(model_not_found\)"):
+                await anext(transcribe(manager, raw(url), "other", b""))
+            await nothing_is_left(manager)
 
     run(main)
 

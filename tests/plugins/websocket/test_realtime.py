@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
@@ -695,14 +695,15 @@ def test_a_binary_message_is_handed_on() -> None:
 # --- others' clients --------------------------------------------------------------------------------------------------
 
 
-def test_the_openai_sdks_client_talks_to_the_loopback_server() -> None:
+def test_the_openai_sdks_client_talks_to_the_loopback_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
     with serving(Script.say("Hello there."), part="websocket") as server:
 
         async def main() -> None:
             client = openai.AsyncOpenAI(
                 api_key="k", base_url="http://127.0.0.1:9/v1", websocket_base_url=server.url.replace("http", "ws")
             )
-            async with client.realtime.connect(model="rt", websocket_connection_options=cast(Any, {"proxy": None})) as connection:
+            async with client.realtime.connect(model="rt") as connection:
                 await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
                 await connection.response.create()
                 text = ""
