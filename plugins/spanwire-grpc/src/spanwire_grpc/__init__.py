@@ -12,11 +12,25 @@ from spanwire.transport import Dialect, TransportSpec
 
 from .channel import OPTIONS
 from .codec import AnswerDecoder, Codec, Rpc
+from .oip import OPTIONS as OIP_OPTIONS
+from .oip import OpenInference
 from .openai_json import OPTIONS as OPENAI_JSON_OPTIONS
 from .openai_json import TIMING_FIELDS, OpenAIJSON
 from .transport import GRPCTransport
+from .vllm import OPTIONS as VLLM_OPTIONS
+from .vllm import VLLM
 
-__all__ = ["AnswerDecoder", "Codec", "GRPCTransport", "OpenAIJSON", "Rpc", "register_dialects", "register_transports"]
+__all__ = [
+    "VLLM",
+    "AnswerDecoder",
+    "Codec",
+    "GRPCTransport",
+    "OpenAIJSON",
+    "OpenInference",
+    "Rpc",
+    "register_dialects",
+    "register_transports",
+]
 
 
 @hookimpl
@@ -27,7 +41,7 @@ def register_transports() -> list[TransportSpec]:
 
 @hookimpl
 def register_dialects() -> list[Dialect]:
-    """``openai-json``: OpenAI's JSON as bytes."""
+    """``openai-json``: OpenAI's JSON as bytes. ``oip`` and ``vllm``: servers that take text."""
     return [
         Dialect(
             transport="grpc",
@@ -37,5 +51,13 @@ def register_dialects() -> list[Dialect]:
             options=OPENAI_JSON_OPTIONS,
             default=True,
             timing_fields=TIMING_FIELDS,
-        )
+        ),
+        Dialect(
+            transport="grpc",
+            name="oip",
+            codec=OpenInference(),
+            operations=frozenset({"chat", "embeddings"}),
+            options=OIP_OPTIONS,
+        ),
+        Dialect(transport="grpc", name="vllm", codec=VLLM(), options=VLLM_OPTIONS),
     ]

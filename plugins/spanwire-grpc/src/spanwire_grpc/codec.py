@@ -58,9 +58,11 @@ class Codec(Protocol):
     Attributes:
         learn: None, or what has to be known of a server and a model before the first call: asked once for each
             connection and model, by unary RPCs. What it returns is given to :meth:`encode` and :meth:`decoder`.
+        learns_by: names in ``Endpoint.options`` that it depends on.
     """
 
     learn: Callable[[Ask, Call, Endpoint], Awaitable[Any]] | None
+    learns_by: tuple[str, ...]
 
     def encode(
         self, call: Call, endpoint: Endpoint, *, streamed: bool, headers: Mapping[str, str], learned: Any

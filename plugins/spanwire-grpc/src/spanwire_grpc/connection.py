@@ -81,20 +81,23 @@ class GRPCConnection:
         begin_ns = time.perf_counter_ns()
         metadata = self._metadata(codec, attempt)
         exchange = GRPCExchange(self, codec, call, attempt, metadata)
-        known = (codec, call.model)
-        if codec.learn is None or known in self._learned:
-            exchange.begin(self._learned.get(known), begin_ns)
+        if codec.learn is None:
+            exchange.begin(None, begin_ns)
         else:
-            exchange.begin_after(self._learn(codec, exchange, call, attempt))
+            about = (codec, call.model, *map(attempt.endpoint.options.get, codec.learns_by))
+            if about in self._learned:
+                exchange.begin(self._learned[about], begin_ns)
+            else:
+                exchange.begin_after(self._learn(about, codec, exchange, call, attempt))
         self._exchanges.add(exchange)
         assert exchange.task is not None
         self._tasks.add(exchange.task)
         exchange.task.add_done_callback(self._tasks.discard, context=contextvars.Context())
         return exchange
 
-    async def _learn(self, codec: Codec, exchange: GRPCExchange, call: Call, attempt: Attempt) -> Any:
+    async def _learn(self, about: Hashable, codec: Codec, exchange: GRPCExchange, call: Call, attempt: Attempt) -> Any:
         assert codec.learn is not None
-        found = self._learned[codec, call.model] = await codec.learn(exchange.ask, call, attempt.endpoint)
+        found = self._learned[about] = await codec.learn(exchange.ask, call, attempt.endpoint)
         return found
 
     def _metadata(self, codec: Codec, attempt: Attempt) -> Metadata:

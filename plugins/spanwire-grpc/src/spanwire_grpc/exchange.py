@@ -52,9 +52,9 @@ class GRPCExchange(Inbox):
         "_headers_ns",
         "_limit",
         "_marks",
-        "_messages",
         "_metadata",
         "_paused_since_ns",
+        "_pieces",
         "_released",
         "_rpc",
         "_spoken",
@@ -83,7 +83,7 @@ class GRPCExchange(Inbox):
         self._call: Any = None
         self._decoder: AnswerDecoder | None = None
         self._answered: asyncio.Future[None] | None = None
-        self._messages = 0
+        self._pieces = 0
         self._headers_ns = 0
         self._finished = False
         self._released = False
@@ -138,6 +138,7 @@ class GRPCExchange(Inbox):
     async def ask(self, method: str, request: bytes) -> bytes:
         """One unary RPC, before the call itself. Its errors are the call's."""
         rpc = Rpc(method, request, "unary")
+        self._head.attributes = {"rpc.system.name": "grpc", "rpc.method": method[1:]}
         self._call = self._connection.call(rpc, self._metadata, self._timeout_s())
         try:
             answer: bytes = await self._call
@@ -266,12 +267,13 @@ class GRPCExchange(Inbox):
             )
         item = decoder.message(data)
         if item is not None:
-            self._messages += 1
             if not marks.first_chunk_ns:
                 marks.first_chunk_ns = now_ns
             marks.last_chunk_ns = now_ns
-            if not marks.first_content_ns and self._streamed and isinstance(item, Chunk) and item.has_content:
-                marks.first_content_ns = now_ns
+            if isinstance(item, Chunk) and item.has_content:
+                self._pieces += 1
+                if not marks.first_content_ns and self._streamed:
+                    marks.first_content_ns = now_ns
             self._items.append(item)
         if decoder.done:
             self._terminal()
@@ -296,7 +298,7 @@ class GRPCExchange(Inbox):
         self._finished = True
         if last is not None:
             self._items.append(last)
-        self._head.streamed = self._streamed or self._messages > 1
+        self._head.streamed = self._streamed or self._pieces > 1
 
     def _end_of_message(self) -> None:
         """The server has ended the call in order: for an answer without a terminal message, its end too."""
@@ -355,7 +357,11 @@ class GRPCExchange(Inbox):
                 heard=self.heard,
                 connected=connection.connected(),
             )
-        if not isinstance(found, (ConnectionFailed, CallTimeout)) and not self._marks.first_byte_ns:
+        if (
+            self._rpc is not None
+            and not isinstance(found, (ConnectionFailed, CallTimeout))
+            and not self._marks.first_byte_ns
+        ):
             self._arrived(now_ns)  # it is the server that says so
         elif isinstance(found, ConnectionFailed):
             connection.suspect()

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl as tls
+import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
@@ -26,8 +28,11 @@ from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
 from . import loopback_json as js
+from . import tensors
 from .loopback_hop import Hop
 from .metadata import QUERY, incoming
+from .oip import SERVICE
+from .stubs import oip, vllm
 from .stubs import openai_json as openai
 
 __all__ = ["PART", "GRPCPart"]
@@ -173,7 +178,7 @@ class Turn:
         if ended:
             self.ended()
         await self.context.abort(code, message, self.context.trailing_metadata() or ())
-        raise AssertionError  # abort() raises
+        raise AssertionError("abort() has come back")
 
     def ended(self) -> None:
         """The whole answer was written."""
@@ -257,8 +262,6 @@ _FINISHED: bytes = openai.OpenAIStreamChunk(finished=True).SerializeToString()
 async def _openai_request(turn: Turn, requests: AsyncIterator[bytes]) -> Any:
     message = openai.OpenAIRequest.FromString(await anext(requests))
     raw: bytes = message.json_body
-    import json
-
     try:
         body = json.loads(raw)
     except ValueError:
@@ -314,6 +317,260 @@ async def openai_embed(turn: Turn, requests: AsyncIterator[bytes]) -> bytes:
     return await turn.whole(make)
 
 
+# --- text: the other two dialects ---------------------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """What is sent of a script where only text can be.
+
+    Attributes:
+        wait_s, paced: as in :class:`~spanwire_grpc.loopback_json.Event`.
+        last: nothing comes after it.
+        prompt_tokens, tokens: counted so far.
+    """
+
+    wait_s: float
+    paced: bool
+    text: str
+    finish: str | None
+    last: bool
+    prompt_tokens: int | None
+    tokens: int
+
+
+def _texts(script: Script, prompt: str) -> Iterator[Text]:
+    usage = script.usage_for(js.words(prompt), asked=True)
+    prompt_tokens = None if usage is None else usage.input_tokens
+    made = 0 if usage is None else usage.output_tokens or 0
+    wait_s, paced = script.headers_s + script.prefill_s, False
+    for number, token in enumerate(script.tokens):
+        yield Text(wait_s, paced, token, None, False, prompt_tokens, min(number + 1, made))
+        wait_s, paced = script.gap_s, True
+    if script.finish is not None or script.done:
+        yield Text(0.0 if paced else wait_s, paced, "", script.finish, True, prompt_tokens, made)
+
+
+def _counted(pieces: Iterable[Text]) -> Iterator[tuple[Text, int]]:
+    """Each with the tokens that are new in it: those of the last one make the sum right, whatever the script says."""
+    before = 0
+    for piece in pieces:
+        yield piece, max(piece.tokens - before, 0)
+        before = max(piece.tokens, before)
+
+
+def _joined(pieces: Sequence[Text]) -> list[Text]:
+    """One answer, and the sign that it was the last."""
+    text = "".join(piece.text for piece in pieces)
+    return [piece._replace(wait_s=0.0, paced=False, text=t) for piece, t in ((pieces[0], text), (pieces[-1], ""))][
+        len(pieces) == 1 :
+    ]
+
+
+def _asked(turn: Turn, model: str, prompt: str, more: dict[str, Any]) -> None:
+    """As if it had been asked in OpenAI's JSON."""
+    body = {"model": model, "prompt": prompt, "messages": [{"role": "user", "content": prompt}], **more}
+    turn.arrived(json.dumps(body).encode(), model)
+
+
+async def vllm_generate(turn: Turn, requests: AsyncIterator[bytes]) -> bytes:
+    """``Generate``."""
+    request = vllm.GenerateRequest.FromString(await anext(requests))
+    _asked(turn, request.model, request.text, _fields(request))
+    await turn.begin(streamed=False)
+    await turn.refuse_status()
+
+    def make() -> bytes:
+        pieces = list(_texts(turn.script, request.text))
+        return _vllm_message(pieces[-1], "".join(piece.text for piece in pieces), first=True)
+
+    return await turn.whole(make)
+
+
+async def vllm_stream(turn: Turn, requests: AsyncIterator[bytes]) -> None:
+    """``GenerateStream``."""
+    request = vllm.GenerateRequest.FromString(await anext(requests))
+    _asked(turn, request.model, request.text, _fields(request))
+    await turn.begin(streamed=True)
+    await turn.refuse_status()
+    texts = _texts(turn.script, request.text)
+    events = (
+        js.Event(t.wait_s, t.paced, bool(t.text), _vllm_message(t, t.text, first=not number))
+        for number, t in enumerate(texts)
+    )
+    await turn.play(events, _as_it_is, None)
+
+
+def _vllm_message(piece: Text, text: str, *, first: bool) -> bytes:
+    message = vllm.GenerateResponse()
+    if first and piece.prompt_tokens is not None:
+        message.prompt_info.num_prompt_tokens = piece.prompt_tokens
+    output = message.outputs.add(text=text, num_tokens=1)
+    if piece.finish is not None:
+        output.finish_info.finish_reason = {"length": 1, "stop": 2}.get(piece.finish, 3)
+        output.finish_info.num_output_tokens = piece.tokens
+    made: bytes = message.SerializeToString()
+    return made
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """The parameters of a request, flat, as they were sent."""
+    found: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if field.name in {"sampling", "stopping"}:
+            found.update(_fields(value))
+        elif field.name not in {"model", "text", "request_id"}:
+            found[field.name] = list(value) if field.name.startswith("stop_") else value
+    return found
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+class Inference:
+    """The Open Inference Protocol, as one of its servers speaks it."""
+
+    def __init__(self, server: str, template: str | None) -> None:
+        self._server = server
+        self._template = template
+
+    async def server_metadata(self, turn: Turn, _requests: AsyncIterator[bytes]) -> bytes:
+        """Dynamo does not know it."""
+        if self._server == "dynamo":
+            await turn.context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        made: bytes = oip.ServerMetadataResponse(name=self._server, version="0").SerializeToString()
+        return made
+
+    async def model_metadata(self, turn: Turn, requests: AsyncIterator[bytes]) -> bytes:
+        """Triton lists a model's inputs."""
+        request = oip.ModelMetadataRequest.FromString(await anext(requests))
+        if request.name == "missing":
+            await turn.context.abort(grpc.StatusCode.NOT_FOUND, f"Model {request.name} not found")
+        found = oip.ModelMetadataResponse(name=request.name, platform="dynamo" if self._server == "dynamo" else "")
+        names = {
+            "triton": ("text_input", "stream", "sampling_parameters", "return_finish_reason"),
+            "dynamo": ("text_input", "streaming"),
+        }
+        for name in names.get(self._server, ()):
+            found.inputs.add(name=name, datatype="BYTES", shape=[1])
+        if self._template is not None:
+            found.parameters["chat_template"].string_param = self._template
+        made: bytes = found.SerializeToString()
+        return made
+
+    async def infer(self, turn: Turn, requests: AsyncIterator[bytes]) -> bytes:
+        """``ModelInfer``: chat, or vectors for a model whose name begins with ``embed``."""
+        request = oip.ModelInferRequest.FromString(await anext(requests))
+        if self._server == "triton":
+            await turn.context.abort(
+                grpc.StatusCode.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        texts = self._arrived(turn, request)
+        await turn.begin(streamed=False)
+        await turn.refuse_status()
+
+        def make() -> bytes:
+            if request.model_name.startswith("embed"):
+                return self._vectors(request, texts, turn.script)
+            pieces = list(_texts(turn.script, texts[0]))
+            return self._response(request, "".join(piece.text for piece in pieces), pieces[-1]).SerializeToString()  # type: ignore[no-any-return]
+
+        return await turn.whole(make)
+
+    async def stream(self, turn: Turn, requests: AsyncIterator[bytes]) -> None:
+        """``ModelStreamInfer``: one request, whose answer ends as that of this server does."""
+        request = oip.ModelInferRequest.FromString(await anext(requests))
+        texts = self._arrived(turn, request)
+        if self._server == "kserve":
+            await turn.context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        body = turn.request.body
+        streamed = body.get("stream", body.get("streaming", True))
+        await turn.begin(streamed=streamed)
+        if turn.script.status >= 400 and self._server in {"triton", "dynamo"}:
+            wrapped = oip.ModelStreamInferResponse(error_message=f"the script says {turn.script.status}")
+            turn.ended()
+            await turn.context.write(wrapped.SerializeToString())
+            return
+        await turn.refuse_status()
+        pieces: Iterable[Text] = _texts(turn.script, texts[0])
+        if not streamed:
+            pieces = _joined(list(pieces))
+        events = (
+            js.Event(t.wait_s, t.paced, bool(t.text), self._piece(request, t, new)) for t, new in _counted(pieces)
+        )
+        await turn.play(events, _as_it_is, None)
+        truncated = turn.script.finish is None and not turn.script.done
+        if self._server in {"triton", "dynamo"} and not truncated:  # it is open until the client has done with it
+            async for _ in requests:
+                pass
+
+    def _arrived(self, turn: Turn, request: Any) -> list[str]:
+        inputs = tensors.outputs(_AsResponse(request))
+        named = inputs.get("text_input") or next(iter(inputs.values()))
+        texts = tensors.texts(named)
+        more = {name: _value(parameter) for name, parameter in request.parameters.items()}
+        more |= {
+            name: tensors.texts(given)[0] if given.datatype == "BYTES" else given.values[0]
+            for name, given in inputs.items()
+            if given is not named
+        }
+        _asked(turn, request.model_name, texts[0], more)
+        return texts
+
+    def _piece(self, request: Any, piece: Text, new: int) -> bytes:
+        response = self._response(request, piece.text, piece, new)
+        made: bytes
+        if self._server == "mlserver":
+            made = response.SerializeToString()
+            return made
+        if self._server == "triton":
+            response.parameters["triton_final_response"].bool_param = piece.last
+        made = oip.ModelStreamInferResponse(infer_response=response).SerializeToString()
+        return made
+
+    def _response(self, request: Any, text: str, piece: Text, new: int = 0) -> Any:
+        response = oip.ModelInferResponse(model_name=request.model_name, id=request.id)
+        outputs: list[tuple[str, str, list[Any]]] = [("text_output", "BYTES", [text.encode()])]
+        if self._server in {"triton", "dynamo"}:
+            outputs.append(("finish_reason", "BYTES", [(piece.finish or "").encode()]))
+        if self._server == "triton" and piece.prompt_tokens is not None:
+            outputs.append(("num_input_tokens", "UINT32", [piece.prompt_tokens]))
+            outputs.append(("num_output_tokens", "UINT32", [new]))
+        for name, datatype, values in outputs:
+            shape = [1, 1] if self._server == "mlserver" else [1]
+            tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
+            if self._server == "triton":  # raw, all of them
+                raw = b"".join(
+                    len(v).to_bytes(4, "little") + v if datatype == "BYTES" else struct.pack("<I", v) for v in values
+                )
+                response.raw_output_contents.append(raw)
+            else:
+                tensor.contents.bytes_contents.extend(values)
+        return response
+
+    @staticmethod
+    def _vectors(request: Any, texts: Sequence[str], script: Script) -> bytes:
+        response = oip.ModelInferResponse(model_name=request.model_name, id=request.id)
+        numbers = [number for text in texts for number in js.vector(text, script.dimensions)]
+        shape = [len(texts), script.dimensions]
+        tensor = response.outputs.add(name="embedding", datatype="FP32", shape=shape)
+        tensor.contents.fp32_contents.extend(numbers)
+        made: bytes = response.SerializeToString()
+        return made
+
+
+class _AsResponse:
+    """A request's inputs, as :func:`spanwire_grpc.tensors.outputs` reads an answer's."""
+
+    def __init__(self, request: Any) -> None:
+        self.outputs = request.inputs
+        self.raw_output_contents = request.raw_input_contents
+
+
+def _value(parameter: Any) -> Any:
+    return getattr(parameter, parameter.WhichOneof("parameter_choice") or "bool_param")
+
+
 # --- the part -----------------------------------------------------------------------------------------------------------
 
 
@@ -355,13 +612,19 @@ class GRPCPart:
     """See :class:`spanwire.testing.loopback.LoopbackPart`.
 
     Args:
+        oip: which server of the Open Inference Protocol to be: ``triton``, ``mlserver``, ``kserve`` or ``dynamo``.
+        chat_template: in the metadata of that server's models.
         max_request_bytes: larger requests are refused; None for no limit.
     """
 
     name = "grpc"
     alpn = ("h2",)
 
-    def __init__(self, *, max_request_bytes: int | None = None) -> None:
+    def __init__(
+        self, *, oip: str = "triton", chat_template: str | None = None, max_request_bytes: int | None = None
+    ) -> None:
+        self._oip = oip
+        self._chat_template = chat_template
         self._max_request_bytes = max_request_bytes
 
     async def start(
@@ -381,6 +644,13 @@ class GRPCPart:
         service = Service(book, hop)
         service.add("/sglang.runtime.v1.SglangService/ChatComplete", "unary_stream", chat_complete)
         service.add("/sglang.runtime.v1.SglangService/OpenAIEmbed", "unary_unary", openai_embed)
+        service.add("/vllm.Inference/Generate", "unary_unary", vllm_generate)
+        service.add("/vllm.Inference/GenerateStream", "unary_stream", vllm_stream)
+        inference = Inference(self._oip, self._chat_template)
+        service.add(SERVICE + "ServerMetadata", "unary_unary", inference.server_metadata)
+        service.add(SERVICE + "ModelMetadata", "unary_unary", inference.model_metadata)
+        service.add(SERVICE + "ModelInfer", "unary_unary", inference.infer)
+        service.add(SERVICE + "ModelStreamInfer", "stream_stream", inference.stream)
         server.add_generic_rpc_handlers((service,))
         await server.start()
         try:

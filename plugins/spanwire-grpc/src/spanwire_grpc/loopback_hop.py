@@ -116,8 +116,8 @@ class Hop:
         self._tasks.add(task)
         number = self._book.connected()
         local = 0
+        to = socket.socket()
         try:
-            to = socket.socket()
             to.setblocking(False)
             to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(to, ("127.0.0.1", self._port))
@@ -127,6 +127,7 @@ class Hop:
         except (OSError, asyncio.CancelledError):
             writer.close()
         finally:
+            to.close()
             self._pipes.pop(local, None)
             self._tasks.discard(task)
             self._book.disconnected()

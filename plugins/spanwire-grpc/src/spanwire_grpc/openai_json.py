@@ -37,6 +37,7 @@ class OpenAIJSON:
     """``ChatComplete`` (a stream in any case) and ``OpenAIEmbed``."""
 
     learn = None
+    learns_by = ()
 
     def encode(
         self, call: Call, endpoint: Endpoint, *, streamed: bool, headers: Mapping[str, str], learned: Any

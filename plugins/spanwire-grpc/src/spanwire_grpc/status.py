@@ -47,6 +47,8 @@ _BROKEN = re.compile(
     r"|cancelling all calls|failed parsing http/2|dns resolution failed|handshake|http2 header with status|eof\b",
     re.IGNORECASE,
 )
+#: What it says where a request could not be written on a connection that was lost, with the status INTERNAL.
+_LOST = re.compile(r"^internal error from core$", re.IGNORECASE)
 _NOT_GRPC = re.compile(r"failed parsing http/2|expected settings frame", re.IGNORECASE)
 _HTTP_STATUS = re.compile(r"http2 header with status: (\d{3})")
 _CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
@@ -78,7 +80,7 @@ def error_of(
         connected: the connection is still there.
     """
     words = details or f"the server ended the call with {code}"
-    if code == "UNAVAILABLE" and (not connected or _BROKEN.search(details)):
+    if (code == "UNAVAILABLE" and (not connected or _BROKEN.search(details))) or _LOST.search(details):
         return _broken(words, endpoint=endpoint, heard=heard)
     if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE.search(details):
         # Received by the server is what we have sent; the library's own words begin with the side.
