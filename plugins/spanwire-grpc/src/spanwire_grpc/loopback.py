@@ -56,6 +56,8 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+#: What the library raises there; it exports neither.
+_GONE = frozenset({"ExecuteBatchError", "InternalError"})
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -232,7 +234,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                if turn.script.status >= 0 and context.done():  # the client has gone while something was written
+                if type(error).__name__ in _GONE or context.done():  # the client has left while something was written
                     turn.left()
                     return None
                 self._book.fault(f"the loopback server failed in {method}: {error!r}")
@@ -289,6 +291,8 @@ async def chat_complete(turn: Turn, requests: AsyncIterator[bytes]) -> None:
         events = [js.Event(script.write_gap_s, True, True, data) for data in given]
     elif failed:
         events = [js.Event(0, False, False, js.error(script.status, f"the script says {script.status}"))]
+    elif "grpc-status" in script.headers and not (streamed and script.pieces):
+        events = []
     elif streamed:
         events = js.chunks(script, body, turn.report)
     else:
@@ -615,14 +619,21 @@ class GRPCPart:
         oip: which server of the Open Inference Protocol to be: ``triton``, ``mlserver``, ``kserve`` or ``dynamo``.
         chat_template: in the metadata of that server's models.
         max_request_bytes: larger requests are refused; None for no limit.
+        options: further ones of the library's server, such as ``("grpc.max_connection_age_ms", 1000)``.
     """
 
     name = "grpc"
     alpn = ("h2",)
 
     def __init__(
-        self, *, oip: str = "triton", chat_template: str | None = None, max_request_bytes: int | None = None
+        self,
+        *,
+        oip: str = "triton",
+        chat_template: str | None = None,
+        max_request_bytes: int | None = None,
+        options: Sequence[tuple[str, int]] = (),
     ) -> None:
+        self._options = tuple(options)
         self._oip = oip
         self._chat_template = chat_template
         self._max_request_bytes = max_request_bytes
@@ -637,6 +648,7 @@ class GRPCPart:
                 ("grpc.max_receive_message_length", self._max_request_bytes or -1),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                *self._options,
             ]
         )
         inner = server.add_insecure_port("127.0.0.1:0")
