@@ -93,9 +93,10 @@ class Head:
         late_events: raw JSON of the answer's last events, from its finish reason on, or of the whole answer if it is not
             a stream: where servers put what they say of their own time.
         trailers: as headers, but sent after the answer (HTTP trailers, gRPC trailing metadata).
+        attributes: what the conventions of this wire want on the call's span, such as ``rpc.method``.
     """
 
-    __slots__ = ("headers", "id", "late_events", "model", "status", "streamed", "trailers", "usage")
+    __slots__ = ("attributes", "headers", "id", "late_events", "model", "status", "streamed", "trailers", "usage")
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -106,6 +107,7 @@ class Head:
         self.streamed: bool | None = None
         self.late_events: Sequence[bytes] = ()
         self.trailers: Mapping[str, str] = {}
+        self.attributes: Mapping[str, str | int] = {}
 
 
 class Dialect(msgspec.Struct, frozen=True):
