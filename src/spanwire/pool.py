@@ -750,12 +750,15 @@ class Pool:
         except TimeoutError as cause:
             phase = dial.marks.open_part or "connect"
             if timer.expired():
+                full = phase == "upgrade"  # how some proxies are full: Envoy's circuit breaker
                 error = CallTimeout(
-                    f"no connection within {limit_s} s (Timeouts.connect_s), it stood at {phase}",
+                    f"no connection within {limit_s} s (Timeouts.connect_s), it stood at {phase}"
+                    + (": the server may be full" if full else ""),
                     limit="connect_s",
                     endpoint=attempt.endpoint.address,
                     phase=phase,
                 )
+                error.full = full
             else:  # the system's own, ETIMEDOUT
                 error = ConnectionFailed("the system timed out", endpoint=attempt.endpoint.address, phase=phase)
             error.__cause__ = cause

@@ -524,6 +524,7 @@ class Run:
                 error.again
                 or (
                     isinstance(error, ConnectionFailed)
+                    and error.retryable
                     and not error.full
                     and record.connection is not None
                     and record.connection.reused

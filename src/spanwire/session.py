@@ -17,8 +17,9 @@ from .calls import Call, Chunk, ReplyBuilder, SessionEvent
 from .closing import hear_timing
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import ConfigurationError, ConnectionFailed, SpanwireError
+from .pool import Member
 from .run import Prepared, Run
-from .timeline import AttemptRecord, CallRecord, ConnectionUse, Timeline
+from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
 from .transport import Garbage, Item, SessionExchange, Turn
 
 __all__ = ["Session", "SessionRun", "with_model"]
@@ -48,7 +49,7 @@ class _NoReply(ReplyBuilder):
 class SessionRun(Run):
     """The inner state behind a session's handle. All methods run on the loop of ``state``."""
 
-    __slots__ = ("_context", "turns")
+    __slots__ = ("_context", "_member", "_why", "turns")
 
     def __init__(
         self, state: Any, prepared: Prepared, endpoint: Endpoint, *, timeouts: Timeouts, retries: Retries
@@ -66,6 +67,8 @@ class SessionRun(Run):
         )
         self._traced = True  # its turns are
         self._context: contextvars.Context | None = None
+        self._member: Member | None = None
+        self._why: Exception | None = None  # it ends
         self.turns: deque[Timeline] = deque(maxlen=_TURNS_KEPT)
 
     async def open(self) -> None:
@@ -81,6 +84,8 @@ class SessionRun(Run):
             )
             self._give_up(error)
             raise error
+        if self._lease is not None:
+            self._member = self._lease.member
         exchange.on_turn = self._turn_ended
         self._builder = _NoReply()
 
@@ -111,6 +116,12 @@ class SessionRun(Run):
     def _tell(self, timeline: Timeline, record: CallRecord, error: Exception | None) -> None:
         """Nothing: its turns were told."""
 
+    def finish(self, outcome: Outcome, error: Exception | None) -> None:
+        """See :meth:`Run.finish`. Turns that are under way end for the same reason."""
+        if not self.ended:
+            self._why = error
+        super().finish(outcome, error)
+
     def _turn_ended(self, turn: Turn) -> None:
         context = self._context
         if context is not None:
@@ -118,6 +129,9 @@ class SessionRun(Run):
 
     def _record_turn(self, turn: Turn) -> None:
         manager, head = self.state.manager, turn.head
+        if self.ended and turn.outcome == "closed_by_caller":  # its transport knows no more than that it has to go
+            turn.outcome = self._attempt.outcome
+            turn.error = self._why if isinstance(self._why, SpanwireError) else None
         call = Call("chat", self.call.model or head.model or "", {})  # what was asked for; what answered is in the head
         now_ns = time.perf_counter_ns()
         record = CallRecord(
@@ -138,10 +152,10 @@ class SessionRun(Run):
         attempt.outcome = record.outcome = turn.outcome
         attempt.error_type = record.error_type = type(turn.error).__name__ if turn.error is not None else None
         hear_timing(manager.registry, self.endpoint, head, attempt)
-        lease, rtt_ns = self._lease, turn.marks.rtt_ns
+        member, rtt_ns = self._member, turn.marks.rtt_ns
         context: Any = None
-        if lease is not None:
-            member, context = lease.member, lease.member.context
+        if member is not None:
+            context = member.context
             attempt.connection = ConnectionUse(
                 member.id,
                 reused=bool(self.turns),

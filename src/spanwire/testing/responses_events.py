@@ -267,7 +267,7 @@ class _Writer:
             yield [self._event("response.function_call_arguments.delta", **at, delta=piece)]
         arguments = "".join(tool.arguments)
         self._ending = [
-            self._event("response.function_call_arguments.done", **at, name=tool.name, arguments=arguments),
+            self._event("response.function_call_arguments.done", **at, arguments=arguments),
             self._finished(index, {**item, "arguments": arguments, "status": "completed"}),
         ]
 

@@ -1,4 +1,4 @@
-"""How long a server asks to wait. The clock is read for dates only."""
+"""PURE but for the clock: how long a server asks its client to wait."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Names for ``TransportConformance.cannot``, each with what a test that needs it does.
 ABILITIES: Mapping[str, str] = {
+    "backpressure": "the server has to wait while nobody reads its answer",
+    "call_headers": "headers of a single call, its ``traceparent`` among them, reach the server, not only the handshake's",
     "connections": "the server counts its clients' connections (``connections``, ``open_connections``)",
     "credentials": "a key, headers and a query reach the server (``Request.headers``, ``Request.query``)",
     "disconnect": "the server closes its connections while they are idle",
@@ -29,6 +31,7 @@ ABILITIES: Mapping[str, str] = {
     "tools": "tool calls, in pieces",
     "truncate": "an answer ends in order before it is complete (``Script(finish_reason=None, done=False)``)",
     "unary": "answers that are not streamed",
+    "whole": "a call that is not streamed is answered in one piece (``Head.streamed`` is False)",
     "usage": "the server says how many tokens it counted",
 }
 
