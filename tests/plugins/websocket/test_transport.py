@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from spanwire_websocket import WebSocketTransport
 
