@@ -40,7 +40,7 @@ def test_the_plugins_tests_pass_with_the_oldest_websockets() -> None:
     asked = [sys.executable, "-c", "import websockets; print(websockets.__version__)"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
     assert found.stdout.strip() == OLDEST
-    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "tests/plugins/websocket"]
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugins/websocket"]
     done = subprocess.run(
         suite, capture_output=True, text=True, check=False, env=environment, cwd=ROOT, timeout=_SUITE_LIMIT_S
     )
