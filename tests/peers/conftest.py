@@ -98,8 +98,12 @@ def litellm(aimock: Peer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("litellm")
     (folder / "spanwire_auth.py").write_text(_LITELLM_AUTH)
     behind = {"model": "openai/gpt-4o", "api_key": "none", "api_base": aimock.url()}
+    bridged = {**behind, "model": "hosted_vllm/gpt-4o"}  # over WebSocket: to a server that has none itself
     config = {
-        "model_list": [{"model_name": "aimock", "litellm_params": behind}],
+        "model_list": [
+            {"model_name": "aimock", "litellm_params": behind},
+            {"model_name": "bridged", "litellm_params": bridged},
+        ],
         "general_settings": {"custom_auth": "spanwire_auth.check"},
         "router_settings": {"disable_cooldowns": True},  # else it refuses everything for 5 s after a failure
     }
