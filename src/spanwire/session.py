@@ -206,6 +206,7 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._events = []
         if self._run is not None:
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             self._run.leave("cancelled" if cancelled else "closed_by_caller")
@@ -234,6 +235,7 @@ class Session:
 
     async def aclose(self) -> None:
         """End the session now; also from another task, whose pending read then ends."""
+        self._events = []
         if self._run is not None:
             self._run.leave("closed_by_caller")
 

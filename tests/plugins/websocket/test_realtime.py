@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -251,10 +252,10 @@ def test_asking_twice_is_a_turn_that_was_refused() -> None:
         await until_event(session, "error")
         await session.send(realtime.cancel())
         await until_event(session, "response.done")
-        begin_ns = asyncio.get_running_loop().time()
+        begin_s = time.perf_counter()
         await session.send(realtime.create_response(**TEXT))
         await until_event(session, "response.done")
-        took_s = asyncio.get_running_loop().time() - begin_ns
+        took_s = time.perf_counter() - begin_s
         refused, cancelled, well = session.turns
         assert [turn.outcome for turn in session.turns] == ["error", "cancelled", "completed"]
         assert refused.error_type == "BadRequest"
