@@ -688,6 +688,20 @@ def test_audio_that_is_no_base64_is_none(delta: str) -> None:
     assert event.audio == expected
 
 
+@pytest.mark.parametrize(
+    "fields", [{"delta": {"a": 1}}, {"event_id": 7}, {"response": {"status": 1}}, {"response": []}]
+)
+def test_an_event_has_its_type_whatever_its_fields_are(fields: dict[str, Any]) -> None:
+    for name in ("response.done", "response.created", "x.y"):
+        assert Played().came(1, name, **fields).type == name
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"7", b'{"type":7}', b'{"type":"\xff"}', b"[" * 100_000])
+def test_what_has_no_type_is_an_event_all_the_same(raw: bytes) -> None:
+    event = Played().schema.event(raw, True, 1)
+    assert (event.type, event.raw) == ("", raw)
+
+
 def test_a_binary_message_is_handed_on() -> None:
     event = Played().schema.event(b"\x00\x01", False, 1)
     assert (event.binary, event.raw, event.type) == (True, b"\x00\x01", "")

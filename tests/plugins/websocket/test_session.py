@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
@@ -666,6 +667,31 @@ def test_two_tasks_send() -> None:
             for name in (b"a", b"b"):
                 mine = [message for message in got if message[:1] == name]
                 assert mine == [name * 50_000 + b"%d" % number for number in range(40)]
+
+    run(body)
+
+
+def test_a_session_that_was_left_takes_in_nothing_more() -> None:
+    """A server that does not hear the goodbye, and goes on sending, does not fill the memory meanwhile."""
+
+    async def handler(socket: ServerConnection) -> None:
+        await socket.recv()
+        socket.transport.pause_reading()  # it will not hear it
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await socket.send(bytes(64 * 1024))
+
+    async def body() -> None:
+        async with handled(handler) as (url, ended), ConnectionManager() as manager:
+            async with manager.session(raw(url)) as session:
+                await session.send("go")
+                await anext(session)
+                socket = member_socket(session)
+                channel: Any = session._run.exchange  # type: ignore[union-attr]
+            await until(lambda: socket.lost is not None)
+            assert channel._items == []
+            await until(lambda: ended)
+            await nothing_is_left(manager)
 
     run(body)
 
