@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -386,6 +387,35 @@ def test_a_turn_ends_as_cancelled_with_whoever_reads() -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 assert [turn.outcome for turn in session.turns] == ["cancelled"]
+
+        run(main)
+
+
+def test_the_turn_of_a_session_that_is_dropped() -> None:
+    heard: list[spanwire.Timeline] = []
+
+    class Plugin:
+        @spanwire.hookimpl
+        def register_observers(self) -> list[Plugin]:
+            return [self]
+
+        def call_ended(self, timeline: spanwire.Timeline) -> None:
+            heard.append(timeline)
+
+    with serving(Script(tokens=["a", "b"], hang_after=2), part="websocket") as server:
+
+        async def main() -> None:
+            async with ConnectionManager(plugins=[Plugin()]) as manager:
+                session = manager.session(server.endpoint(), model="rt")
+                await session.__aenter__()
+                await session.send(realtime.create_response(**TEXT))
+                await until_event(session, "response.output_text.delta")
+                del session
+                gc.collect()
+                await until(lambda: heard)
+                assert [timeline.outcome for timeline in heard] == ["abandoned"]
+                assert_adds_up(heard[0])
+                await nothing_is_left(manager)
 
         run(main)
 
