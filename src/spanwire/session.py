@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import msgspec
 
-from .calls import Call, SessionEvent
+from .calls import Call, Chunk, ReplyBuilder, SessionEvent
 from .closing import hear_timing
 from .endpoint import Endpoint, Retries, Timeouts
-from .errors import ConfigurationError, SpanwireError
+from .errors import ConfigurationError, ConnectionFailed, SpanwireError
 from .pool import Member
 from .run import Prepared, Run
 from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
@@ -37,6 +37,13 @@ def with_model(endpoint: Endpoint, model: str) -> Endpoint:
     if found is None:
         found = known[model] = msgspec.structs.replace(endpoint, query={**endpoint.query, "model": model})
     return found
+
+
+class _NoReply(ReplyBuilder):
+    """A session has no reply that its pieces would be joined to."""
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        raise Garbage(f"read() gave {type(chunks[0]).__name__} where a SessionEvent was due")
 
 
 class SessionRun(Run):
@@ -80,13 +87,23 @@ class SessionRun(Run):
         if self._lease is not None:
             self._member = self._lease.member
         exchange.on_turn = self._turn_ended
+        self._builder = _NoReply()
 
     async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
         """See :meth:`Session.send`."""
         exchange = self.exchange
-        if self.ended or exchange is None:
-            raise self._error or self._ended_by()
-        await exchange.send(message)  # type: ignore[attr-defined] # open() has looked: for each message it would take 50 us
+        if self.ended:
+            ended = ConnectionFailed("the session has ended", endpoint=self.endpoint.address, phase="send")
+            raise self._error or ended
+        if exchange is None:
+            raise RuntimeError("the session is still being opened: send once its `async with` block is entered")
+        try:
+            # open() has looked that it can: to ask for each message would take 50 us.
+            await exchange.send(message)  # type: ignore[attr-defined]
+        except SpanwireError:
+            raise
+        except Exception as cause:
+            raise self._bug(cause) from cause
 
     def _take_others(self, items: Sequence[Item]) -> None:
         if not isinstance(items[0], SessionEvent):
@@ -115,12 +132,12 @@ class SessionRun(Run):
         if self.ended and turn.outcome == "closed_by_caller":  # its transport knows no more than that it has to go
             turn.outcome = self._attempt.outcome
             turn.error = self._why if isinstance(self._why, SpanwireError) else None
-        call = Call("chat", head.model or self.call.model, {})
+        call = Call("chat", self.call.model or head.model or "", {})  # what was asked for; what answered is in the head
         now_ns = time.perf_counter_ns()
         record = CallRecord(
             turn.begin_ns,
             operation=call.operation,
-            model=self.call.model or head.model or "",
+            model=call.model,
             endpoint=self.endpoint.address,
             transport=self._prepared.spec.name,
             streamed=True,
@@ -216,7 +233,7 @@ class Session:
         Waits while the network, or the server, takes no more. May be called by another task than the one that reads.
 
         Raises:
-            ConnectionFailed: the session has ended; reads say why.
+            ConnectionFailed: the session has ended in order; else the error that ended it.
             ConfigurationError: the message cannot be written as JSON.
         """
         await self._entered().send(message)

@@ -15,15 +15,19 @@ SKIPPED = {
     "unit": {"test_serdes"},
     # Measures with recorded answers (VCR records HTTP clients that we do not use); benchmarks/ measures for real.
     "integration": {"test_stream_time"},
+    # The Responses API has neither.
+    "responses": {"test_stream_time", "test_stop_sequence", "test_audio_inputs"},
 }
 #: As of langchain-tests 1.1.9; more in newer ones.
-AT_LEAST = {"unit": 12, "integration": 100}
+AT_LEAST = {"unit": 12, "integration": 100, "responses": 90}
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["unit", "integration"])
-def test_the_suite_passes(name: str, tmp_path: Path) -> None:
-    outcome, output = run_suite(name, tmp_path, python=sys.executable)
+@pytest.mark.parametrize(
+    ("name", "part"), [("unit", "sse"), ("integration", "sse"), ("responses", "sse"), ("responses", "websocket")]
+)
+def test_the_suite_passes(name: str, part: str, tmp_path: Path) -> None:
+    outcome, output = run_suite(name, tmp_path, python=sys.executable, part=part)
     assert not outcome.counts["failure"], output
     assert not outcome.counts["error"], output
     assert outcome.skipped == SKIPPED[name], output

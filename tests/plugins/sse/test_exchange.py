@@ -10,13 +10,13 @@ import zlib
 from typing import Any
 
 import pytest
-from spanwire_sse.exchange import retry_after_s
 
 import spanwire
 from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.net import sockets
 from spanwire.testing import Script
+from spanwire.wire.retry_after import retry_after_s
 from tests.support import AT_ONCE, NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 HELLO = "Hello from the loopback server."

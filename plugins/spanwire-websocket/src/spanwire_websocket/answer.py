@@ -12,7 +12,7 @@ from spanwire.transport import Attempt, Head, Inbox
 from spanwire.wire.openai_responses import ResponsesDecoder
 
 from .conversation import Conversation, Outgoing, conversation_after
-from .faults import closed_error, names_a_limit
+from .faults import closed_error, judge
 from .socket import Closed, WebSocket
 
 if TYPE_CHECKING:
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ResponsesExchange"]
 
-#: Items that may lie unread before the peer is stopped: of some 200 bytes, 16 MB. Many more than on other transports,
-#: since a socket that is not read answers no pings either, and is given up by the server.
-_HIGH = 65_536
-#: The server has lost what the socket had, and has not begun: the same call, whole, on a new socket, is safe.
-_SAFE = frozenset({"previous_response_not_found", "websocket_connection_limit_reached"})
-#: It says by itself that it can do no more now. Source: openai-agents' retry advice.
-_OVERLOADED = frozenset({"server_is_overloaded", "server_error", "overloaded_error"})
+#: What may lie unread before the peer is stopped, in bytes: much more than on other transports, since a socket that is not
+#: read answers no pings either, and is given up by the server. Longer than any answer of words.
+_HIGH_BYTES = 8 * 1024 * 1024
+#: As many items are counted the first time, and each time twice as many.
+_COUNT_FROM = 64
 
 
 class ResponsesExchange(Inbox):
@@ -40,6 +38,7 @@ class ResponsesExchange(Inbox):
         "_attempt",
         "_calls",
         "_connection",
+        "_count_at",
         "_decode",
         "_decoder",
         "_done",
@@ -51,6 +50,7 @@ class ResponsesExchange(Inbox):
         "_receive",
         "_socket",
         "_texts",
+        "_was_refused",
         "on_message",
     )
 
@@ -61,7 +61,8 @@ class ResponsesExchange(Inbox):
     def __init__(
         self, connection: ChatConnection, call: Outgoing, parent: Conversation | None, attempt: Attempt
     ) -> None:
-        super().__init__(high=_HIGH)
+        super().__init__(high=1 << 62)
+        self._count_at = _COUNT_FROM
         self._connection = connection
         self._socket: WebSocket = connection.socket
         self._outgoing = call
@@ -76,6 +77,7 @@ class ResponsesExchange(Inbox):
         self._calls: list[Chunk] = []
         self._paused_since_ns = 0
         self._done = False
+        self._was_refused, connection.refused = connection.refused, False
         self.on_message: Callable[[bytes | bytearray, bool], None] = self._early
 
     @property
@@ -118,7 +120,7 @@ class ResponsesExchange(Inbox):
         if self._done:
             return
         try:
-            chunk = self._decode(b"", bytes(data))
+            chunk = self._decode(b"", data if type(data) is bytes else bytes(data))
         except SpanwireError as error:
             self._refused(error)
             return
@@ -142,6 +144,16 @@ class ResponsesExchange(Inbox):
             if self._items:
                 self._marks.last_chunk_ns = now_ns
         self.wake()
+        if len(self._items) >= self._count_at:
+            self._count()
+
+    def _count(self) -> None:
+        """Not for each message: in all, each item is looked at twice."""
+        size = sum(len(item.raw) for item in self._items if isinstance(item, Chunk))
+        self._count_at = 2 * len(self._items)
+        if size >= _HIGH_BYTES and not (self._paused or self._ended):
+            self._paused = True
+            self.on_high()
 
     def _terminal(self) -> None:
         """The answer is complete, and with it the turn on the socket."""
@@ -180,15 +192,10 @@ class ResponsesExchange(Inbox):
         marks = self._marks
         begun = bool(marks.first_content_ns or self._items)
         if isinstance(error, ServerError):
-            code = error.code if isinstance(error.code, str) else ""
-            if code in _SAFE and not begun and self._outgoing.parent is None:
-                error.again = True
+            own_parent = self._outgoing.parent is not None
+            if judge(error, begun=begun, closing=not self._socket.usable(), own_parent=own_parent):
                 connection.retire()
-            elif code in _OVERLOADED and not begun:
-                error.retryable = True
-            elif names_a_limit(f"{code} {error.message}") and not begun and not error.retryable:
-                error.retryable = True
-                error.full = not self._socket.usable()  # and closed at once: it is the socket that is one too many
+            connection.refused = True
         else:
             connection.retire()  # nobody knows where the answer ends
         if error.endpoint is None:
@@ -213,6 +220,8 @@ class ResponsesExchange(Inbox):
             error.retryable = error.full = (
                 False  # it was the caller who named it; whether it was delivered is not known
             )
+        elif self._was_refused and not begun and not isinstance(error, MessageTooBig):
+            error.again = True  # the call before was refused: it is after that one that the server has closed
         if begun:
             error.full = False
         marks.rtt_ns = self._socket.rtt_min_ns()
@@ -243,6 +252,7 @@ class ResponsesExchange(Inbox):
         self._socket.pause_reading()
 
     def on_low(self) -> None:
+        self._count_at = _COUNT_FROM
         marks, now_ns = self._marks, time.perf_counter_ns()
         if self._paused_since_ns:
             if marks.first_content_ns:

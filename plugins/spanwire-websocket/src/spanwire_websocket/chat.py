@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 
 from spanwire.calls import Call
-from spanwire.errors import ConnectionFailed
+from spanwire.endpoint import Endpoint
+from spanwire.errors import ConnectionFailed, ServerError, SpanwireError
 from spanwire.transport import Attempt, Exchange
+from spanwire.wire.openai_responses import ResponsesDecoder
 
 from .answer import ResponsesExchange
 from .conversation import Conversation, Outgoing
+from .faults import closed_error, judge
 from .socket import WebSocket
 
 __all__ = ["MAX_AGE_S", "ChatConnection"]
@@ -25,9 +28,22 @@ class ChatConnection:
     Args:
         max_age_s: it takes no call after that.
         remembers: go on with the conversation that the server has, where a call allows it.
+
+    Attributes:
+        refused: the last call got an error event: many servers close the socket after it.
     """
 
-    __slots__ = ("_exchange", "_made_ns", "_max_age_ns", "_retired", "conversation", "remembers", "socket")
+    __slots__ = (
+        "_exchange",
+        "_made_ns",
+        "_max_age_ns",
+        "_retired",
+        "_used",
+        "conversation",
+        "refused",
+        "remembers",
+        "socket",
+    )
 
     capacity = 1
     protocol = "websocket"
@@ -41,13 +57,15 @@ class ChatConnection:
         self._max_age_ns = int(max_age_s * 1e9)
         self._retired = False
         self.remembers = remembers
+        self.refused = False
+        self._used = False
 
     def usable(self) -> bool:
         """Not after an abandoned response, nor when something came that nobody had asked for."""
         return (
             not self._retired
             and self.socket.usable()
-            and (self._exchange is not None or not self.socket.quiet)
+            and (self._exchange is not None or not self.socket.quiet or not self._used)
             and time.perf_counter_ns() - self._made_ns < self._max_age_ns
         )
 
@@ -59,9 +77,36 @@ class ChatConnection:
         assert isinstance(call, Outgoing)
         return 2 if known.is_continued_by(call) or call.parent == known.id else 0
 
+    def check(self, endpoint: Endpoint) -> None:
+        """Look at what came before anything was asked: a greeting, or the reason why this client is not served.
+
+        Raises:
+            SpanwireError: the server's error event, or that it has closed the socket.
+        """
+        socket = self.socket
+        found: SpanwireError | None = None
+        for data, _ in socket.quiet:
+            try:
+                ResponsesDecoder().event(b"", bytes(data))
+            except ServerError as error:
+                judge(error, begun=False, closing=socket.lost is not None, own_parent=False)
+                found = error
+            except SpanwireError:
+                pass
+        socket.quiet.clear()
+        if found is None and socket.lost is not None:
+            found = closed_error(socket.lost, endpoint.address, max_bytes=endpoint.limits.max_event_bytes, asked=False)
+        if found is not None:
+            found.endpoint, found.phase = endpoint.address, "upgrade"
+            self.retire()
+            raise found
+
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
         """Write the request; marks encode and send."""
         begin_ns = time.perf_counter_ns()
+        if not self._used:
+            self._used = True
+            self.check(attempt.endpoint)
         if not self.usable() or self._exchange is not None:
             raise ConnectionFailed(
                 "the WebSocket was closed before the request was sent", endpoint=attempt.endpoint.address, phase="send"

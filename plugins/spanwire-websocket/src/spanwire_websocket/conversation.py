@@ -121,6 +121,8 @@ def conversation_after(
         if before is None or before.id != call.parent:
             return None
         known = before.digests + call.digests
+    if call.settings.get("generate") is False:  # a warm-up: there is no answer that a client could append
+        return Conversation(id, known, call.model)
     answer = tuple(_digest(item, _encode(item)) for item in answer_items(text, tool_calls, custom=call.custom))
     return Conversation(id, known + answer, call.model)
 

@@ -3,6 +3,7 @@ servers that speak these schemas behave (the table in docs/websocket.md)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from spanwire.errors import (
+    BadRequest,
     ConnectionFailed,
     MessageTooBig,
     ProtocolError,
@@ -22,7 +24,7 @@ from spanwire.errors import (
 
 from .socket import Closed
 
-__all__ = ["closed_error", "names_a_limit", "refused_at_once", "refused_upgrade"]
+__all__ = ["closed_error", "judge", "refused_at_once", "refused_upgrade"]
 
 _SHOWN = 200
 #: Statuses by which a server, or a proxy before it, says that no further client fits: it does when one has left.
@@ -31,8 +33,20 @@ _FULL = frozenset({429, 503, 529})
 #: the IANA registry of close codes for 1012 and 1013.
 _MOVED = frozenset({1001, 1012, 1013})
 _NOT_PASSED_ON = frozenset({400, 404, 405, 426, 501})
-#: How servers name a limit of clients or calls in an error's code or words, or in the reason of a close frame.
-_LIMIT_WORDS = ("rate_limit", "rate limit", "max_active", "too many", "concurren", "limit exceeded", "quota")
+#: The server has lost what the socket had, and has not begun: the same call, whole, on a new socket, is safe.
+_SAFE = frozenset({"previous_response_not_found", "websocket_connection_limit_reached"})
+#: It says by itself that it can do no more now. Source: openai-agents' retry advice.
+_OVERLOADED = frozenset({"server_is_overloaded", "server_error", "overloaded_error"})
+#: How servers name, in an error's code or words or in the reason of a close frame, a limit of clients: when one has left
+#: there is room.
+_CLIENTS = re.compile(
+    r"max_active|concurren|too many (open |active |concurrent )?(websocket |realtime )?"
+    r"(connection|client|session|conversation|websocket)|"
+    r"(connection|client|session|conversation)s?[ _]limit",
+    re.IGNORECASE,
+)
+#: The same for a limit of calls or tokens, which time alone helps.
+_CALLS = re.compile(r"rate[ _-]?limit|too many requests|quota", re.IGNORECASE)
 
 
 def refused_upgrade(
@@ -45,10 +59,8 @@ def refused_upgrade(
     said = _said(body)
     words = f": {said}" if said else ""
     if 300 <= status < 400:
-        where = urlsplit(headers.get("location", ""))
-        shown = f" to {where.scheme}://{where.netloc.rpartition('@')[2]}{where.path}"[:_SHOWN] if where.netloc else ""
         error: SpanwireError = server_error(
-            f"the upgrade was answered {status}: it redirects{shown}; use that as the URL",
+            f"the upgrade was answered {status}: it redirects{_place(headers.get('location', ''))}; use that as the URL",
             status=status,
             headers=dict(headers),
             endpoint=address,
@@ -77,6 +89,15 @@ def refused_upgrade(
     return error
 
 
+def _place(location: str) -> str:
+    """Where a redirect points to, without what may be secret in it."""
+    try:
+        where = urlsplit(location)
+    except ValueError:
+        return ""
+    return f" to {where.scheme}://{where.netloc.rpartition('@')[2]}{where.path}"[:_SHOWN] if where.netloc else ""
+
+
 def _said(body: bytes) -> str:
     """The server's words in the body of a refusal, at most 200 characters."""
     text = body[: 8 * _SHOWN].decode("utf-8", "replace").strip()
@@ -95,16 +116,19 @@ def _said(body: bytes) -> str:
 
 
 def closed_error(
-    closed: Closed, address: str, *, max_bytes: int, begun: bool = False, what: str = "answer"
+    closed: Closed, address: str, *, max_bytes: int, begun: bool = False, asked: bool = True, what: str = "answer"
 ) -> SpanwireError:
     """A socket that ended before the answer was complete.
 
     Args:
         max_bytes: ``Limits.max_event_bytes``.
         begun: something of the answer came, so that the server has begun: it is not sent again.
+        asked: False: before anything was sent.
         what: was broken off.
     """
     error = _closed_error(closed, address, max_bytes, begun, what)
+    if not asked and isinstance(error, ConnectionFailed):
+        error.retryable = True
     if error.__cause__ is None:
         error.__cause__ = closed.cause
     return error
@@ -154,7 +178,7 @@ def _closed_error(closed: Closed, address: str, max_bytes: int, begun: bool, wha
         )
     if code == 1008:
         said = f"the server closed with 1008 (policy){reason}"
-        if not names_a_limit(closed.reason):
+        if not (_CLIENTS.search(closed.reason) or _CALLS.search(closed.reason)):
             return ServerError(said, code=1008, endpoint=address)
         limited = RateLimited(said, code=1008, endpoint=address, retryable=not begun)
         limited.full = not begun
@@ -175,7 +199,30 @@ def refused_at_once(closed: Closed, messages: Sequence[bytes], address: str, *, 
     return closed_error(closed, address, max_bytes=max_bytes, what="session")
 
 
-def names_a_limit(text: str) -> bool:
-    """Whether these words of a server name a limit of clients or calls."""
-    lower = text.lower()
-    return any(word in lower for word in _LIMIT_WORDS)
+def judge(error: ServerError, *, begun: bool, closing: bool, own_parent: bool) -> bool:
+    """What an error event allows: sets ``retryable``, ``full`` and ``again``.
+
+    Args:
+        begun: something of the answer came.
+        closing: the server has closed the socket with it.
+        own_parent: the caller has named the answer before by himself; we do not have its history.
+
+    Returns:
+        Whether the socket is of no further use.
+    """
+    if begun:
+        return False
+    code = error.code if isinstance(error.code, str) else ""
+    said = f"{code} {error.message}"
+    if code in _SAFE:
+        error.again = not own_parent
+        return error.again
+    if code in _OVERLOADED:
+        error.retryable = True
+    elif _CLIENTS.search(code if isinstance(error, BadRequest) else said):
+        error.retryable = error.full = True  # it is the socket that is one too many
+        return True
+    elif _CALLS.search(said) and not isinstance(error, BadRequest):  # that one is about the call, whatever its words
+        error.retryable = True
+        error.full = closing
+    return False

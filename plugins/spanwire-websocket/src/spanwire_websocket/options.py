@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from spanwire.endpoint import Endpoint
@@ -23,6 +24,12 @@ NAMES = frozenset(
         "subprotocols",
     }
 )
+
+
+#: A name is a token, and stands there once. Source: RFC 6455 section 4.1, RFC 9110 section 5.6.2.
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: More than that, some 30 years, is a mistake.
+_MOST_S = 1e9
 
 
 class Options(NamedTuple):
@@ -56,9 +63,10 @@ def options_of(endpoint: Endpoint) -> Options:
     if (
         isinstance(subprotocols, str)
         or not isinstance(subprotocols, list | tuple)
-        or not all(isinstance(name, str) and name for name in subprotocols)
+        or not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in subprotocols)
+        or len(set(subprotocols)) < len(subprotocols)
     ):
-        raise _bad(endpoint, "subprotocols", "a list of names", subprotocols)
+        raise _bad(endpoint, "subprotocols", "a list of different names, without spaces", subprotocols)
     buffer_bytes = found.get("buffer_bytes", 16 * 1024 * 1024)
     if isinstance(buffer_bytes, bool) or not isinstance(buffer_bytes, int) or buffer_bytes < 1:
         raise _bad(endpoint, "buffer_bytes", "a number of bytes from 1", buffer_bytes)
@@ -78,7 +86,7 @@ def _seconds(endpoint: Endpoint, name: str, default: float, *, optional: bool) -
     value = endpoint.options.get(name, default)
     if value is None and optional:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST_S:
         raise _bad(endpoint, name, "seconds, over 0" + (", or None" if optional else ""), value)
     return float(value)
 

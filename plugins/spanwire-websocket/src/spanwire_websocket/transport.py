@@ -61,6 +61,11 @@ class WebSocketTransport:
             ConfigurationError: what the schema cannot say, or JSON.
         """
         request = encode_responses(call.body, call.model)
+        if request.pop("background", None):
+            raise ConfigurationError(
+                "background: an answer on a WebSocket is a stream and nothing else; leave it out",
+                endpoint=endpoint.address,
+            )
         try:
             return outgoing(request, custom_tools(call.body))
         except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
@@ -79,4 +84,10 @@ class WebSocketTransport:
             socket = await open_socket(endpoint, attempt, codec.path(endpoint.path), query, options)
             return SessionConnection(socket, codec, buffer_bytes=options.buffer_bytes)
         socket = await open_socket(endpoint, attempt, endpoint.path + RESPONSES_PATH, query, options)
-        return ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)
+        connection = ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)
+        try:
+            connection.check(endpoint)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection

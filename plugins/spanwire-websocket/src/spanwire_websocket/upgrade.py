@@ -86,11 +86,12 @@ async def open_socket(
         response = await socket.upgrade(request)
         _mark_upgrade(attempt, begin_ns, socket)
     except BaseException:
+        _mark_unanswered(attempt, begin_ns, socket)
         socket.abort()
         raise
     if socket.handshake_problem is not None:
         socket.abort()
-        raise _refusal(endpoint, response, socket.handshake_problem)
+        raise _refusal(endpoint, attempt.api_key, response, socket.handshake_problem)
     if socket.lost is not None:
         socket.abort()
         raise closed_at_once(endpoint, socket)
@@ -122,7 +123,18 @@ def _mark_upgrade(attempt: Attempt, begin_ns: int, socket: WebSocket) -> None:
         marks.parts.append(("admission", begin_ns + rtt_ns, end_ns))
 
 
-def _refusal(endpoint: Endpoint, response: Response, problem: Exception) -> Exception:
+def _mark_unanswered(attempt: Attempt, begin_ns: int, socket: WebSocket) -> None:
+    """It was never answered: that is how some servers are full. What stays open tells where it was given up."""
+    marks, now_ns, rtt_ns = attempt.marks, time.perf_counter_ns(), socket.connect_rtt_ns()
+    if marks.open_part == "upgrade" and rtt_ns is not None and now_ns - begin_ns - rtt_ns > _HANDLING_NS:
+        marks.parts.append(("upgrade", begin_ns, begin_ns + rtt_ns))
+        marks.parts.append(("admission", begin_ns + rtt_ns, now_ns))
+        marks.begin("upgrade", now_ns)
+
+
+def _refusal(endpoint: Endpoint, api_key: str | None, response: Response, problem: Exception) -> Exception:
+    if api_key:  # servers repeat the key that they refuse; the library's exception shows the body
+        response.body = bytes(response.body or b"").replace(api_key.encode(), b"***")
     if not isinstance(problem, InvalidStatus):  # 101, and something in it is wrong
         error: Exception = ConnectionFailed(
             f"the server's answer to the upgrade is wrong: {problem}",
