@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -735,30 +734,3 @@ def test_what_has_no_type_is_an_event_all_the_same(raw: bytes) -> None:
 def test_a_binary_message_is_handed_on() -> None:
     event = Played().schema.event(b"\x00\x01", False, 1)
     assert (event.binary, event.raw, event.type) == (True, b"\x00\x01", "")
-
-
-# --- others' clients --------------------------------------------------------------------------------------------------
-
-
-def test_the_openai_sdks_client_talks_to_the_loopback_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    with serving(Script.say("Hello there."), part="websocket") as server:
-
-        async def main() -> None:
-            client = openai.AsyncOpenAI(
-                api_key="k", base_url="http://127.0.0.1:9/v1", websocket_base_url=server.url.replace("http", "ws")
-            )
-            async with client.realtime.connect(model="rt") as connection:
-                await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
-                await connection.response.create()
-                text = ""
-                async for event in connection:
-                    if event.type == "response.output_text.delta":
-                        text += event.delta
-                    if event.type == "response.done":
-                        assert event.response.status == "completed"
-                        break
-                assert text == "Hello there."
-            await client.close()
-
-        asyncio.run(main())

@@ -169,10 +169,11 @@ def test_closing_at_once_is_a_refusal_that_tells_why() -> None:
                     await manager.session(raw(url)).__aenter__()
                 assert caught.value.phase == "upgrade"
                 assert len(tries) == 1
-            async with refusing(1001, "", REFUSAL % b"restarting", 1) as (url, tries):
-                async with manager.session(raw(url, retries=AT_ONCE)) as session:
-                    assert (await anext(session)).type == "error"
-                assert len(tries) == 2
+            for code in (1001, 1011):
+                async with refusing(code, "", REFUSAL % b"restarting", 1) as (url, tries):
+                    async with manager.session(raw(url, retries=AT_ONCE)) as session:
+                        assert (await anext(session)).type == "error"
+                    assert len(tries) == 2
 
     run(body)
 
