@@ -26,7 +26,7 @@ def test_an_ear_hears_what_is_wrong() -> None:
 
 
 def test_the_table() -> None:
-    way = Way(3000, 0, 0, 0, 0.4, 1.25, 6.0, 3.0)
+    way = Way(3000, 0, 0, 0, 0.4, 1.25, 6.0)
     lines = table(Figures(way, way, [100, 100, 150], 250.4, ["completed"])).splitlines()
-    assert lines[2] == "| up | 3000 | 0 | 0 | 0 | 0.40 | 1.25 | 6.00 | 3.00 |"
+    assert lines[2] == "| up | 3000 | 0 | 0 | 0 | 0.40 | 1.25 | 6.00 |"
     assert lines[-1] == "The client took 250 us for a frame each way, and its memory grew by 50 KiB."

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 import spanwire
 from spanwire.manager import ConnectionManager
 from spanwire.session import Session
+from spanwire.testing.tls import ThrowAwayCA
 
 __all__ = ["Endings", "handled", "member_socket", "nothing_is_left", "raw", "until"]
 
@@ -25,7 +26,7 @@ class Endings(list[tuple[int, str]]):
 
 @contextlib.asynccontextmanager
 async def handled(
-    handler: Callable[[ServerConnection], Awaitable[None]], **settings: Any
+    handler: Callable[[ServerConnection], Awaitable[None]], *, authority: ThrowAwayCA | None = None, **settings: Any
 ) -> AsyncIterator[tuple[str, Endings]]:
     """A server on this loop: gives its URL, and how its connections ended."""
     ended = Endings()
@@ -37,12 +38,17 @@ async def handled(
         ended.append((socket.close_code or 0, socket.close_reason or ""))
 
     settings = {"ping_interval": None, "compression": None, "close_timeout": 1, **settings}
+    if authority is not None:
+        settings["ssl"] = authority.server_context("127.0.0.1")
     async with serve(handle, "127.0.0.1", 0, **settings) as server:
         port = next(iter(server.sockets)).getsockname()[1]
-        yield f"ws://127.0.0.1:{port}/raw", ended
+        yield f"{'ws' if authority is None else 'wss'}://127.0.0.1:{port}/raw", ended
 
 
-def raw(url: str, **more: Any) -> spanwire.Endpoint:
+def raw(url: str, *, authority: ThrowAwayCA | None = None, **more: Any) -> spanwire.Endpoint:
+    """The endpoint of such a server."""
+    if authority is not None:
+        more["tls"] = spanwire.TLS(ca=authority.pem)
     return spanwire.Endpoint(url, proxy=None, dialect="raw", **more)
 
 

@@ -141,7 +141,7 @@ def test_deflate_subprotocols_and_headers() -> None:
             await socket.send(message)
 
     async def main() -> None:
-        settings = {"compression": "deflate", "subprotocols": ["v2", "v1"]}
+        settings: dict[str, Any] = {"compression": "deflate", "subprotocols": ["v2", "v1"]}
         async with handled(handler, **settings) as (url, _), ConnectionManager() as manager:
             endpoint = raw(
                 url, headers={"x-deployment": "d"}, options={"compression": True, "subprotocols": ["v1", "v2"]}

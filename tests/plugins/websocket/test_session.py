@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
@@ -23,6 +24,7 @@ from spanwire import errors
 from spanwire.manager import ConnectionManager
 from spanwire.sync import SyncConnectionManager
 from spanwire.testing import LoopbackServer, Script
+from spanwire.testing.tls import ThrowAwayCA
 from tests.plugins.websocket.session_server import handled, member_socket, nothing_is_left, raw, until
 from tests.support import AT_ONCE, NEVER, run, serving, wait_for
 
@@ -167,10 +169,11 @@ def test_closing_at_once_is_a_refusal_that_tells_why() -> None:
                     await manager.session(raw(url)).__aenter__()
                 assert caught.value.phase == "upgrade"
                 assert len(tries) == 1
-            async with refusing(1001, "", REFUSAL % b"restarting", 1) as (url, tries):
-                async with manager.session(raw(url, retries=AT_ONCE)) as session:
-                    assert (await anext(session)).type == "error"
-                assert len(tries) == 2
+            for code in (1001, 1011):
+                async with refusing(code, "", REFUSAL % b"restarting", 1) as (url, tries):
+                    async with manager.session(raw(url, retries=AT_ONCE)) as session:
+                        assert (await anext(session)).type == "error"
+                    assert len(tries) == 2
 
     run(body)
 
@@ -199,6 +202,29 @@ def test_leaving_says_goodbye() -> None:
             await until(lambda: ended)
             assert ended == [(1000, "")]
             await nothing_is_left(manager)
+
+    run(body)
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_what_was_not_read_is_dropped_by_leaving(close: bool) -> None:
+    async def handler(socket: ServerConnection) -> None:
+        await socket.recv()
+        socket.protocol.send_text(b"1")
+        socket.protocol.send_text(b"2")
+        socket.transport.write(b"".join(socket.protocol.data_to_send()))
+        await silent(socket)
+
+    async def body() -> None:
+        async with handled(handler) as (url, _), ConnectionManager() as manager:
+            session = manager.session(raw(url))
+            async with session:
+                await session.send("go")
+                assert (await anext(session)).raw == b"1"
+                if close:
+                    await session.aclose()
+                    assert [event async for event in session] == []
+            assert [event async for event in session] == []
 
     run(body)
 
@@ -437,6 +463,21 @@ def test_misuse_is_told() -> None:
 FAST_PINGS = {"ping_interval_s": 0.02, "ping_timeout_s": 0.02}
 
 
+def test_the_servers_pings_are_answered_while_nobody_reads() -> None:
+    options = {"ping_interval_s": 0.02, "ping_timeout_s": 0.5}
+    with serving(part="websocket", options=options) as server:
+
+        async def body() -> None:
+            async with ConnectionManager() as manager:
+                async with manager.session(at_raw(server)) as session:
+                    for _ in range(100):
+                        await session.send(bytes(10_000))
+                    await asyncio.sleep(1.0)  # twice as long as an answer may take
+                    assert [len((await anext(session)).raw) for _ in range(100)] == [10_000] * 100
+
+        run(body)
+
+
 def test_a_server_that_never_answers_pings_is_left_alone() -> None:
     with serving(part="websocket", options={"answers_pings": False}) as server:
 
@@ -479,7 +520,8 @@ def test_a_server_that_answers_pings_no_more_is_given_up() -> None:
 # --- back-pressure ----------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_reader_holds_the_server_and_keeps_the_socket() -> None:
+@pytest.mark.parametrize("authority", [None, ThrowAwayCA()], ids=["plain", "tls"])
+def test_a_slow_reader_holds_the_server_and_keeps_the_socket(authority: ThrowAwayCA | None) -> None:
     """Little lies here unread, TCP holds the server, our own keep-alive ends nothing, and all comes in order."""
     size, count = 16 * 1024, 2000  # 32 MB: more than the kernel's buffers take
     sent = 0
@@ -492,8 +534,8 @@ def test_a_slow_reader_holds_the_server_and_keeps_the_socket() -> None:
             sent += 1
 
     async def body() -> None:
-        async with handled(handler, write_limit=size) as (url, _), ConnectionManager() as manager:
-            endpoint = raw(url, options={"buffer_bytes": 256 * 1024, **FAST_PINGS})
+        async with handled(handler, authority=authority, write_limit=size) as (url, _), ConnectionManager() as manager:
+            endpoint = raw(url, authority=authority, options={"buffer_bytes": 256 * 1024, **FAST_PINGS})
             async with manager.session(endpoint) as session:
                 await session.send("go")
                 first = await anext(session)
@@ -515,7 +557,8 @@ def test_a_slow_reader_holds_the_server_and_keeps_the_socket() -> None:
     run(body)
 
 
-def test_a_server_that_does_not_read_makes_send_wait() -> None:
+@pytest.mark.parametrize("authority", [None, ThrowAwayCA()], ids=["plain", "tls"])
+def test_a_server_that_does_not_read_makes_send_wait(authority: ThrowAwayCA | None) -> None:
     """Also if each send is given up by its caller: what was not written is not kept."""
     go = asyncio.Event()
     got: list[int] = []
@@ -532,8 +575,8 @@ def test_a_server_that_does_not_read_makes_send_wait() -> None:
     async def body() -> None:
         nonlocal go
         go = asyncio.Event()
-        async with handled(handler) as (url, _), ConnectionManager() as manager:
-            async with manager.session(raw(url, options={"ping_interval_s": None})) as session:
+        async with handled(handler, authority=authority) as (url, _), ConnectionManager() as manager:
+            async with manager.session(raw(url, authority=authority, options={"ping_interval_s": None})) as session:
                 socket = member_socket(session)
                 number = 0
                 blocked: asyncio.Future[None] | None = None
@@ -581,7 +624,8 @@ def test_a_send_that_waits_is_told_of_the_end() -> None:
     run(body)
 
 
-def test_leaving_ends_a_send_that_waits() -> None:
+@pytest.mark.parametrize("authority", [None, ThrowAwayCA()], ids=["plain", "tls"])
+def test_leaving_ends_a_send_that_waits(authority: ThrowAwayCA | None) -> None:
     async def body() -> None:
         connections: list[ServerConnection] = []
 
@@ -590,8 +634,8 @@ def test_leaving_ends_a_send_that_waits() -> None:
             socket.transport.pause_reading()
             await socket.wait_closed()
 
-        async with handled(holding) as (url, _), ConnectionManager() as manager:
-            async with manager.session(raw(url, options={"ping_interval_s": None})) as session:
+        async with handled(holding, authority=authority) as (url, _), ConnectionManager() as manager:
+            async with manager.session(raw(url, authority=authority, options={"ping_interval_s": None})) as session:
                 socket = member_socket(session)
                 sending = asyncio.ensure_future(session.send(bytes(32 * MIB)))
                 await until(lambda: socket._write_paused)
@@ -624,6 +668,31 @@ def test_two_tasks_send() -> None:
             for name in (b"a", b"b"):
                 mine = [message for message in got if message[:1] == name]
                 assert mine == [name * 50_000 + b"%d" % number for number in range(40)]
+
+    run(body)
+
+
+def test_a_session_that_was_left_takes_in_nothing_more() -> None:
+    """A server that does not hear the goodbye, and goes on sending, does not fill the memory meanwhile."""
+
+    async def handler(socket: ServerConnection) -> None:
+        await socket.recv()
+        socket.transport.pause_reading()  # it will not hear it
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await socket.send(bytes(64 * 1024))
+
+    async def body() -> None:
+        async with handled(handler) as (url, ended), ConnectionManager() as manager:
+            async with manager.session(raw(url)) as session:
+                await session.send("go")
+                await anext(session)
+                socket = member_socket(session)
+                channel: Any = session._run.exchange  # type: ignore[union-attr]
+            await until(lambda: socket.lost is not None)
+            assert channel._items == []
+            await until(lambda: ended)
+            await nothing_is_left(manager)
 
     run(body)
 

@@ -196,7 +196,8 @@ def refused_at_once(closed: Closed, messages: Sequence[bytes], address: str, *, 
     words = _said(messages[-1]) if messages and b'"error"' in messages[-1] else ""
     if words and words not in closed.reason:
         closed = closed._replace(reason=f"{closed.reason} ({words})" if closed.reason else words)
-    return closed_error(closed, address, max_bytes=max_bytes, what="session")
+    # 1011 is how servers say that what is behind them has failed: nothing was sent, so that it may be tried again.
+    return closed_error(closed, address, max_bytes=max_bytes, asked=closed.code != 1011, what="session")
 
 
 def judge(error: ServerError, *, begun: bool, closing: bool, own_parent: bool) -> bool:

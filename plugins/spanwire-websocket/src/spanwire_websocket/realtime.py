@@ -222,13 +222,23 @@ class _Event(msgspec.Struct, gc=False):
     response: _Response | None = None
 
 
+class _Typed(msgspec.Struct, gc=False):
+    type: str = ""
+
+
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_typed = msgspec.json.Decoder(_Typed).decode
 _NONE = _Event()
 
 
 def _decode_named(raw: bytes | bytearray) -> _Event:
+    """What of an event we look at; of one whose fields are not as we know them the type alone."""
     try:
         return _decode_event(raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return _Event(_decode_typed(raw).type)
     except (msgspec.DecodeError, RecursionError):
         return _NONE
 

@@ -164,6 +164,8 @@ class SessionChannel(Inbox):
         """Whoever sends waits for it by himself."""
 
     def on_message(self, data: bytes | bytearray, text: bool) -> None:
+        if self._left:  # nobody will read it
+            return
         try:
             event = self._schema.event(data, text, self._socket.arrival_ns)
         except Exception as error:  # noqa: BLE001 - a bug in a schema is the session's error, not the event loop's
