@@ -24,8 +24,10 @@ class Outcome:
                 self.skipped.add(case.attrib["name"])
 
 
-def run_suite(name: str, folder: Path, *, python: str, timeout_s: float = 150) -> tuple[Outcome, str]:
-    """The outcome of ``standard/suite_<name>.py``, and what pytest wrote."""
+def run_suite(
+    name: str, folder: Path, *, python: str, timeout_s: float = 150, part: str = "sse"
+) -> tuple[Outcome, str]:
+    """The outcome of ``standard/suite_<name>.py``, and what pytest wrote. ``part``: over which of our wires."""
     report = folder / f"{name}.xml"
     done = subprocess.run(
         [
@@ -33,7 +35,10 @@ def run_suite(name: str, folder: Path, *, python: str, timeout_s: float = 150) -
             "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", f"--junitxml={report}", str(HERE / f"suite_{name}.py"),
         ],
         capture_output=True, text=True, timeout=timeout_s, check=False, cwd=folder,
-        env={key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SPANWIRE_", "LANG", "LC_"))},
+        env={
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "SPANWIRE_", "LANG", "LC_"))},
+            "STANDARD_PART": part,
+        },
     )  # fmt: skip
     output = done.stdout + done.stderr
     assert report.exists(), output

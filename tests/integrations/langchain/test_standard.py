@@ -21,9 +21,9 @@ AT_LEAST = {"unit": 12, "integration": 100}
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["unit", "integration"])
-def test_the_suite_passes(name: str, tmp_path: Path) -> None:
-    outcome, output = run_suite(name, tmp_path, python=sys.executable)
+@pytest.mark.parametrize(("name", "part"), [("unit", "sse"), ("integration", "sse"), ("integration", "grpc")])
+def test_the_suite_passes(name: str, part: str, tmp_path: Path) -> None:
+    outcome, output = run_suite(name, tmp_path, python=sys.executable, part=part)
     assert not outcome.counts["failure"], output
     assert not outcome.counts["error"], output
     assert outcome.skipped == SKIPPED[name], output
