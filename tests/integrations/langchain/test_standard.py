@@ -24,7 +24,14 @@ AT_LEAST = {"unit": 12, "integration": 100, "responses": 90}
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("name", "part"), [("unit", "sse"), ("integration", "sse"), ("responses", "sse"), ("responses", "websocket")]
+    ("name", "part"),
+    [
+        ("unit", "sse"),
+        ("integration", "sse"),
+        ("integration", "grpc"),
+        ("responses", "sse"),
+        ("responses", "websocket"),
+    ],
 )
 def test_the_suite_passes(name: str, part: str, tmp_path: Path) -> None:
     outcome, output = run_suite(name, tmp_path, python=sys.executable, part=part)

@@ -266,7 +266,7 @@ class _Text(_Answer):
     def _text_of(self, found: Mapping[str, tensors.Output]) -> tensors.Output | None:
         name = self._output
         if name is not None:
-            if name in found or not found or self.done:
+            if name in found or not found or (self.done and self._kind == "held"):
                 return found.get(name)
         elif "text_output" in found:
             return found["text_output"]
@@ -274,7 +274,7 @@ class _Text(_Answer):
             names = [o.name for o in found.values() if o.datatype in ("BYTES", "STRING") and o.name not in _ABOUT]
             if len(names) == 1:
                 return found[names[0]]
-            if not found or (self.done and not names):
+            if not found or (self.done and self._kind == "held" and not names):
                 return None
         have = ", ".join(f"{output.name} ({output.datatype})" for output in found.values())
         raise ProtocolError(

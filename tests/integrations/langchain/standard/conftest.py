@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ _PIXEL = base64.b64decode(
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer([answer]) as server:
+    with LoopbackServer([answer], part=os.environ.get("STANDARD_PART", "sse")) as server:
         yield server
         assert server.faults == []
 

@@ -1,4 +1,4 @@
-"""langchain-tests' chat suites over the Responses dialect, on HTTP or WebSocket (LOOPBACK_PART). Run by tests/integrations/langchain/test_standard.py."""
+"""langchain-tests' chat suites over the Responses dialect, on HTTP or WebSocket (STANDARD_PART). Run by tests/integrations/langchain/test_standard.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integrations.langchain.standard.suite_integration import _Chat
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer([answer_responses], part=os.environ.get("LOOPBACK_PART", "sse")) as server:
+    with LoopbackServer([answer_responses], part=os.environ.get("STANDARD_PART", "sse")) as server:
         yield server
         assert server.faults == []
 
