@@ -114,7 +114,7 @@ class Limits(msgspec.Struct, frozen=True):
     Attributes:
         max_concurrent: calls at once.
         max_queue: calls that may wait for a slot; one more is refused with ``QueueFull``.
-        queue_timeout_s: longest wait for a slot, in seconds; then ``QueueTimeout``.
+        queue_timeout_s: longest wait for a slot, or for room on a server that is full, in seconds; then ``QueueTimeout``.
         max_event_bytes: largest single event, or unary answer, in bytes.
         max_connection_age_s: a connection older than this is not used again, in seconds.
         max_idle_s: a connection idle for longer than this is closed, in seconds. The default stays below the 60 s and

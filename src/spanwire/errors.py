@@ -134,7 +134,7 @@ class QueueFull(NoSlot):
 
 
 class QueueTimeout(NoSlot):
-    """The call waited ``Limits.queue_timeout_s`` for a slot."""
+    """The call waited ``Limits.queue_timeout_s`` for a slot, or for room on a server that is full."""
 
 
 class CallTimeout(SpanwireError):

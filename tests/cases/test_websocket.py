@@ -200,9 +200,12 @@ def test_c23_d_the_network_drops_everything(way: str) -> None:
             options=PINGS,
             timeouts=spanwire.Timeouts(idle_s=0.5),
         )
-        killer = threading.Thread(
-            target=lambda: (server.wait_for(lambda s: s.requests and s.requests[0].content_ns), network.dead.set())
-        )
+
+        def kill() -> None:
+            server.wait_for(lambda s: s.requests and s.requests[0].content_ns)
+            network.dead.set()
+
+        killer = threading.Thread(target=kill)
         killer.start()
         seen: Seen = ask(way, endpoint)
         killer.join()
