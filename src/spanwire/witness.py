@@ -64,6 +64,7 @@ class _Asked(NamedTuple):
     operation: str
     model: str
     body: Mapping[str, Any]
+    provider: str = ""
 
 
 class Witness:
@@ -154,6 +155,7 @@ class Witness:
         registry: Registry | None = None,
         request_headers: Mapping[str, str] | None = None,
         begin_ns: int = 0,
+        provider: str = "",
     ) -> Witness:
         """The client begins a call. Never raises.
 
@@ -169,6 +171,7 @@ class Witness:
             request_headers: the request's own, names in lower case: where they have a trace and no span is current, that
                 is the parent.
             begin_ns: when, in ns of ``perf_counter_ns``; now by default.
+            provider: whose schema it is, as in ``gen_ai.provider.name``, for a host that says nothing.
         """
         begin_ns = begin_ns or time.perf_counter_ns()
         if _abandoned:
@@ -187,7 +190,7 @@ class Witness:
             telemetry = None
         witness = cls(
             endpoint,
-            _Asked(operation, model, body_params or {}),
+            _Asked(operation, model, body_params or {}, provider),
             streamed=streamed,
             transport=transport,
             telemetry=None if isinstance(telemetry, UnsetType) else telemetry,

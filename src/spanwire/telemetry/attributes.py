@@ -76,7 +76,7 @@ class Labels:
         "streamed",
     )
 
-    def __init__(self, endpoint: Endpoint, operation: str, model: str, *, streamed: bool) -> None:
+    def __init__(self, endpoint: Endpoint, operation: str, model: str, *, streamed: bool, provider: str = "") -> None:
         model = _text(model)
         where = server(endpoint)
         self.name = f"{operation} {model}" if model else operation
@@ -85,7 +85,7 @@ class Labels:
         self.genai: dict[str, Value] = {
             **where,
             "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": _provider(endpoint.origin.host),
+            "gen_ai.provider.name": _provider(endpoint.origin.host, provider),
             **asked,
         }
         self.streamed = streamed
@@ -99,15 +99,16 @@ class Labels:
 
 def labels_of(endpoint: Endpoint, call: Asked, *, streamed: bool) -> Labels:
     """Kept with the endpoint, which is looked up for each call anyway."""
-    known: dict[tuple[str, str, bool], Labels] | None = endpoint.__dict__.get("_labels")
+    known: dict[tuple[str, str, bool, str], Labels] | None = endpoint.__dict__.get("_labels")
     if known is None:
         known = endpoint.__dict__["_labels"] = {}
-    key = (call.operation, call.model, streamed)
+    provider = getattr(call, "provider", "")  # of another client's request: whose schema it is
+    key = (call.operation, call.model, streamed, provider)
     found = known.get(key)
     if found is None:
         if len(known) >= _LABELS_KEPT:
             known.clear()
-        found = known[key] = Labels(endpoint, call.operation, call.model, streamed=streamed)
+        found = known[key] = Labels(endpoint, call.operation, call.model, streamed=streamed, provider=provider)
     return found
 
 
@@ -125,8 +126,9 @@ def server_address(endpoint: Endpoint) -> str:
 
 
 @lru_cache(maxsize=256)
-def _provider(host: str) -> str:
-    return next((name for suffix, name in PROVIDERS if host == suffix or host.endswith("." + suffix)), "openai")
+def _provider(host: str, schema: str) -> str:
+    known = next((name for suffix, name in PROVIDERS if host == suffix or host.endswith("." + suffix)), "")
+    return known or schema or "openai"
 
 
 class _PartNames(dict[tuple[str, str], str]):

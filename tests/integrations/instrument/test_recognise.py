@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spanwire_instrument.recognise import Recognised, Rules, recognise
 
+from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError
+from spanwire.telemetry.attributes import Labels
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -105,7 +107,7 @@ def test_hosts_can_be_chosen() -> None:
 def test_paths_can_be_added() -> None:
     rules = Rules(paths={"/v2/generate": "text_completion"})
     found = ask("/llm/v2/generate", {"model": "m", "stream": True}, rules=rules)
-    assert found == ("text_completion", "m", True, {})
+    assert found == Recognised("text_completion", "m", True, {})
     assert ask("/v1/chat/completions", {"messages": MESSAGES}, rules=rules) is not None
 
 
@@ -122,3 +124,25 @@ def test_rules_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
 def test_nothing_raises(path: str, body: bytes | None) -> None:
     for end in ("", "/chat/completions", ":generateContent"):
         recognise("POST", "h", path + end, "application/json", body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "provider"),
+    [
+        ("/v1/messages", {"messages": MESSAGES}, "anthropic"),
+        ("/v1beta/models/g-2:generateContent", {"contents": []}, "gcp.gemini"),
+        ("/v1/chat/completions", {"messages": MESSAGES}, ""),
+    ],
+)
+def test_whose_schema_it_is(path: str, body: Any, provider: str) -> None:
+    found = ask(path, body)
+    assert found is not None
+    assert found.provider == provider
+
+
+def test_a_schema_names_the_provider_where_the_host_says_nothing() -> None:
+    unknown = Labels(Endpoint("http://gateway.internal"), "chat", "m", streamed=False, provider="anthropic")
+    assert unknown.genai["gen_ai.provider.name"] == "anthropic"
+    known = Labels(Endpoint("https://api.mistral.ai"), "chat", "m", streamed=False, provider="anthropic")
+    assert known.genai["gen_ai.provider.name"] == "mistral_ai"
+    assert Labels(Endpoint("http://h"), "chat", "m", streamed=False).genai["gen_ai.provider.name"] == "openai"

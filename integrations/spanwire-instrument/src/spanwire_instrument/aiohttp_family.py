@@ -109,6 +109,7 @@ class _Call:
             model=asked.model,
             streamed=asked.streamed,
             body_params=asked.params,
+            provider=asked.provider,
             transport="aiohttp",
             request_headers=headers,
             **more,

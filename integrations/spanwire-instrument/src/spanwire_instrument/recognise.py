@@ -27,12 +27,15 @@ class Recognised(NamedTuple):
         model: ``""`` if neither body nor path say it.
         streamed: the answer is asked for as a stream.
         params: parameters that stand on spans, in the names of OpenAI's chat completions.
+        provider: whose schema it is, as in ``gen_ai.provider.name``: for servers whose host says nothing. ``""`` for OpenAI's,
+            which everybody speaks.
     """
 
     operation: str
     model: str
     streamed: bool
     params: Mapping[str, Any]
+    provider: str = ""
 
 
 class _API(NamedTuple):
@@ -41,9 +44,12 @@ class _API(NamedTuple):
     needs: tuple[str, ...]
     #: What a request without ``stream`` gets. None: the path says it.
     streams: bool | None = False
+    #: Whose schema it is, where it is not one that many speak.
+    provider: str = ""
 
 
 _CHAT = _API("chat", ("messages",))
+_ANTHROPIC = _API("chat", ("messages",), provider="anthropic")
 _EMBEDDINGS = _API("embeddings", ("input", "prompt"))
 _GEMINI = ("contents",)
 #: How paths end. Sources: the references of OpenAI, Azure OpenAI, Anthropic, Gemini and Vertex AI, Ollama.
@@ -52,16 +58,16 @@ _ENDINGS: Mapping[str, _API] = {
     "/completions": _API("text_completion", ("prompt",)),
     "/responses": _API("chat", ("input", "prompt", "previous_response_id", "conversation")),
     "/embeddings": _EMBEDDINGS,
-    "/v1/messages": _CHAT,
-    "/anthropic/messages": _CHAT,
+    "/v1/messages": _ANTHROPIC,
+    "/anthropic/messages": _ANTHROPIC,
     "/api/chat": _API("chat", ("messages",), streams=True),
     "/api/generate": _API("text_completion", ("prompt",), streams=True),
     "/api/embed": _EMBEDDINGS,
     "/api/embeddings": _EMBEDDINGS,
-    ":generateContent": _API("generate_content", _GEMINI, streams=None),
-    ":streamGenerateContent": _API("generate_content", _GEMINI, streams=None),
-    ":embedContent": _API("embeddings", ("content",)),
-    ":batchEmbedContents": _API("embeddings", ("requests",)),
+    ":generateContent": _API("generate_content", _GEMINI, streams=None, provider="gcp.gemini"),
+    ":streamGenerateContent": _API("generate_content", _GEMINI, streams=None, provider="gcp.gemini"),
+    ":embedContent": _API("embeddings", ("content",), provider="gcp.gemini"),
+    ":batchEmbedContents": _API("embeddings", ("requests",), provider="gcp.gemini"),
     ":rawPredict": _CHAT,
     ":streamRawPredict": _API("chat", ("messages",), streams=True),
 }
@@ -225,7 +231,7 @@ def recognise(
         return None
     if body is None:
         streamed = ":stream" in path if api.streams is None else bool(api.streams)
-        return Recognised(api.operation, _model_in(path), streamed, _NO_PARAMS)
+        return Recognised(api.operation, _model_in(path), streamed, _NO_PARAMS, api.provider)
     try:
         found = _decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -237,7 +243,7 @@ def recognise(
         streamed = ":stream" in path
     else:
         streamed = found.stream is True if found.stream is not None else api.streams
-    return Recognised(api.operation, model, streamed and api.operation != "embeddings", _params(found))
+    return Recognised(api.operation, model, streamed and api.operation != "embeddings", _params(found), api.provider)
 
 
 def _is_there(value: msgspec.Raw) -> bool:

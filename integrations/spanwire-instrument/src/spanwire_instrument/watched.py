@@ -117,6 +117,7 @@ class Watched:
             model=asked.model,
             streamed=asked.streamed,
             body_params=asked.params,
+            provider=asked.provider,
             transport=engine,
             request_headers=headers,
             **more,
