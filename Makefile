@@ -9,7 +9,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-peers test-third-party truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock vendor-uplot traces sync sync-bench sync-demo clean
+.PHONY: help demo demo-real test test-peers test-third-party truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock grpc-stubs vendor-uplot traces sync sync-bench sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
@@ -88,6 +88,11 @@ traces: sync ## make the traces in docs/traces/ anew
 
 lock: ## write uv.lock anew after a change of dependencies
 	$(UV) lock $(ARGS)
+
+grpc-stubs: ## write the gRPC plugin's message classes anew from its .proto files
+	@UV_PROJECT_ENVIRONMENT=.tools/stubs $(UV) sync --quiet --locked --only-group stubs
+	.tools/stubs/bin/python scripts/grpc_stubs.py
+	$(VENV)/bin/ruff format --quiet plugins/spanwire-grpc/src/spanwire_grpc/stubs
 
 vendor-uplot: sync ## fetch the chart library of `spanwire report` again, or another one (VERSION=1.6.32 SHA256=...)
 	$(VENV)/bin/python scripts/vendor_uplot.py $(VERSION) $(SHA256)

@@ -16,6 +16,8 @@ PUBLIC = frozenset(
         "spanwire",
         "spanwire.errors",
         "spanwire.hookspecs",
+        "spanwire.net.dial",
+        "spanwire.net.sockets",
         "spanwire.testing",
         "spanwire.timeline",
         "spanwire.transport",

@@ -20,6 +20,7 @@ PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "d
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 #: What pages show as an address of the reader's own server.
 SERVER = re.compile(r'"http://127\.0\.0\.1:8000/v1"')
+SOCKET = re.compile(r'"ws://127\.0\.0\.1:8000/(\w+)"')
 
 
 class Collector(ThreadingHTTPServer):
@@ -89,6 +90,9 @@ def test_the_code_of_the_page_runs(page: str, collector: Collector) -> None:
         if SERVER.search(code):
             start = "from spanwire.testing import LoopbackServer\n_server = LoopbackServer().start()\n"
             code = start + SERVER.sub("_server.url", code)
+        elif SOCKET.search(code):
+            start = "from spanwire.testing import LoopbackServer\n_server = LoopbackServer(part='websocket').start()\n"
+            code = start + SOCKET.sub(r"_server.url.removesuffix('v1') + '\1'", code)
         done = run(code, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{collector.server_port}")
         assert (done.returncode, done.stderr) == (0, ""), block
         assert ("chat my-model" in collector.spans) == ("OTLPSpanExporter" in block)

@@ -17,12 +17,13 @@ The errors are in :mod:`spanwire.errors`, the plugin contract is in :mod:`spanwi
 
 from __future__ import annotations
 
-from .calls import Call, Chunk, Embeddings, Reply, ToolCall, ToolCallDelta, Usage
+from .calls import Call, Chunk, Embeddings, Reply, SessionEvent, ToolCall, ToolCallDelta, Usage
 from .endpoint import TLS, Endpoint, Limits, Retries, Timeouts
 from .errors import SpanwireError
 from .hookspecs import hookimpl
 from .manager import ConnectionManager, Stream, default_manager
-from .sync import SyncConnectionManager, SyncStream, default_sync_manager
+from .session import Session
+from .sync import SyncConnectionManager, SyncSession, SyncStream, default_sync_manager
 from .telemetry import Telemetry
 from .timeline import Timeline
 
@@ -36,9 +37,12 @@ __all__ = [
     "Limits",
     "Reply",
     "Retries",
+    "Session",
+    "SessionEvent",
     "SpanwireError",
     "Stream",
     "SyncConnectionManager",
+    "SyncSession",
     "SyncStream",
     "Telemetry",
     "Timeline",

@@ -34,13 +34,16 @@ def hear_timing(registry: Registry, endpoint: Endpoint, head: Head, record: Atte
                 content_type = headers.get("content-type")
                 streamed = record.streamed if content_type is None else "event-stream" in content_type
             late = head.late_events
+            is_rpc = "rpc.method" in head.attributes  # what stands in metadata has rows of its own
             readings = readers.read(
-                headers=headers,
+                headers={} if is_rpc else headers,
                 streamed=streamed,
                 events=late if streamed else (),
                 body=late[0] if late and not streamed else None,
-                trailers=head.trailers,
+                trailers={} if is_rpc else head.trailers,
             )
+            if is_rpc:
+                readings += readers.read_metadata(headers, head.trailers)
             if readings:
                 record.reported = readers.choose(readings, streamed=streamed)
         return readers.is_edge(headers)

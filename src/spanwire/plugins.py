@@ -419,7 +419,7 @@ class Registry:
         merged: dict[str, Any] = {}
         begin_ns = time.perf_counter_ns()
         try:
-            for answer in self._pm.hook.span_attributes(timeline=timeline):
+            for answer in reversed(self._pm.hook.span_attributes(timeline=timeline)):  # pluggy asks the last one first
                 merged.update(answer)
         except Exception as error:  # noqa: BLE001 - somebody else's code must not end a call
             _log.warning("span_attributes() of %s failed", self._who("span_attributes", error), exc_info=True)

@@ -25,7 +25,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
-from .endpoint import Endpoint, Limits
+from .endpoint import Endpoint, Limits, Timeouts
 from .errors import CallTimeout, ConnectionFailed, QueueTimeout, SpanwireError
 from .timeline import Marks
 from .transport import Attempt, Connection, Garbage, Transport, told
@@ -48,6 +48,10 @@ FULL_WAIT_S = 0.1
 FULL_WAIT_LIMIT_S = 5.0
 
 _NEVER_S = 86_400.0 * 365
+#: Later than any clock.
+_NEVER_NS = 1 << 62
+#: By so much may the time of a timer differ from the ns that it was made of.
+_ROUNDING_S = 5e-7
 
 _ids = itertools.count(1)
 
@@ -125,11 +129,14 @@ class Waiter:
         by: the dial that served it, or that failed it, or that it was counted on when it gave up.
         member: the connection it got; ``error``: why it gets none.
         wake: called once either is set.
+        attempt, context: what a dial for it is made with, and whatever the pool's owner keeps on that.
     """
 
     __slots__ = (
         "asked_ns",
+        "attempt",
         "by",
+        "context",
         "dial",
         "dial_asked_ns",
         "error",
@@ -153,6 +160,8 @@ class Waiter:
         self.member: Member | None = None
         self.error: SpanwireError | None = None
         self.wake: Callable[[], None] | None = None
+        self.attempt: Attempt | None = None
+        self.context: object = None
 
 
 class PoolState:
@@ -172,6 +181,7 @@ class PoolState:
         "_multiplexed",
         "_refusals",
         "_roomy",
+        "_tried",
         "_unproven",
         "dials",
         "dropped",
@@ -192,6 +202,7 @@ class PoolState:
         self._in_time: deque[bool] = deque(maxlen=8)  # whether the last messages ended within FINISH_WAIT_NS
         self._refusals = 0  # in a row, of a server that is full
         self._unproven = False  # it says so after the handshake: that one succeeded is no sign of room
+        self._tried = False  # a handshake has succeeded meanwhile, and its exchange has not been refused yet
         self.full_until_ns = 0  # nobody dials before; 0 while the server is not known to be full
 
     def take(self, now_ns: int, limits: Limits, prepared: object = None) -> Member | None:
@@ -201,12 +212,12 @@ class PoolState:
         """
         if self.waiters:
             return None
-        if prepared is not None:
-            self._put_last(prepared)
         if self._multiplexed:
             for member in self.members:  # few, and their capacity may have grown
                 self._list(member)
         while self._free:
+            if prepared is not None:
+                self._put_last(prepared)
             member = self._free[-1]
             if member.leases < member.connection.capacity and self._fit(member, now_ns, limits):
                 self._lease(member)
@@ -305,6 +316,7 @@ class PoolState:
         """A dial has succeeded. Returns the new member, and waiters that it had no room for, counted on nothing now."""
         self._end_dial(dial, now_ns)
         if self._unproven:
+            self._tried = True
             self.full_until_ns = max(self.full_until_ns, now_ns + int(self._full_wait_s(0.0) * 1e9))
         else:
             self.full_until_ns = self._refusals = 0
@@ -346,10 +358,12 @@ class PoolState:
         """
         if connected:
             self._unproven = True
-        own_s = self._full_wait_s(dice)
-        if now_ns >= self.full_until_ns:  # of many that were refused together the first one counts
+        least_s = min(wait_s or 0.0, _NEVER_S)
+        if now_ns >= self.full_until_ns or self._tried:  # of many that were refused together the first one counts
+            least_s = max(least_s, self._full_wait_s(dice))
             self._refusals += 1
-        self.full_until_ns = max(self.full_until_ns, now_ns + int(max(own_s, wait_s or 0.0) * 1e9))
+            self._tried = False
+        self.full_until_ns = max(self.full_until_ns, now_ns + int(least_s * 1e9))
 
     def _full_wait_s(self, dice: float) -> float:
         return min(FULL_WAIT_LIMIT_S, FULL_WAIT_S * 2.0 ** min(self._refusals, 16)) * (0.5 + dice / 2)
@@ -357,9 +371,14 @@ class PoolState:
     def look_at_full(self, now_ns: int) -> tuple[Waiter | None, list[Waiter], int]:
         """Whose turn it is to try whether there is room: a waiter to dial for, or None; those who have waited too long; and
         when to look again, in ns from now (0 for never)."""
-        late = [waiter for waiter in self.waiters if waiter.dial is None and 0 < waiter.until_ns <= now_ns]
-        waiting = [waiter for waiter in self.waiters if waiter.dial is None and waiter not in late]
-        if not waiting or not self.full_until_ns:
+        late: list[Waiter] = []
+        waiting: list[Waiter] = []
+        if not self.full_until_ns:
+            return None, late, 0
+        for waiter in self.waiters:
+            if waiter.dial is None:
+                (late if waiter.until_ns <= now_ns else waiting).append(waiter)
+        if not waiting:
             return None, late, 0
         next_ns = min(waiter.until_ns for waiter in waiting) - now_ns
         if now_ns < self.full_until_ns:
@@ -397,6 +416,8 @@ class PoolState:
         else:
             waiter.served = "dialled" if dial.begin_ns >= waiter.asked_ns else "rode"
             waiter.by = dial
+            if waiter.dial is None and waiter.served == "dialled":  # made for another one that waited with it
+                waiter.dial_asked_ns = dial.begin_ns
         self._count(waiter, None)
         self._lease(member)
         waiter.member = member
@@ -415,8 +436,13 @@ class PoolState:
             return True
         return False
 
-    def release(self, member: Member, now_ns: int, limits: Limits, *, finishing_since_ns: int = 0) -> None:
-        """An exchange has left its connection. Serves the first waiter, or drops what is of no use any more."""
+    def release(
+        self, member: Member, now_ns: int, limits: Limits, *, finishing_since_ns: int = 0, used: bool = True
+    ) -> None:
+        """An exchange has left its connection. Serves the first waiter, or drops what is of no use any more.
+
+        Not ``used``: there was none, so that it says nothing of the server.
+        """
         member.leases -= 1
         if finishing_since_ns:
             member.finishing -= 1
@@ -426,9 +452,9 @@ class PoolState:
             return
         member.idle_since_ns = now_ns
         if self._fit(member, now_ns, limits):
-            if self._unproven:
+            if self._unproven and used:
                 self.full_until_ns = self._refusals = 0
-                self._unproven = False
+                self._unproven = self._tried = False
             if self.waiters:
                 self._serve(member, None, now_ns)
             self._list(member, fit=True)
@@ -440,7 +466,7 @@ class PoolState:
         """A caller gives up waiting. If it has just been served, its connection goes to the next."""
         if waiter.member is not None:
             waiter.member.uses -= 1
-            self.release(waiter.member, now_ns, waiter.limits)
+            self.release(waiter.member, now_ns, waiter.limits, used=False)
             waiter.member = None
         elif waiter in self.waiters or waiter.fresh:
             self.waiters.pop(waiter, None)
@@ -539,7 +565,6 @@ class Pool:
         self._tasks: set[asyncio.Task[SpanwireError | None]] = set()
         self._evictor: asyncio.TimerHandle | None = None
         self._looker: asyncio.TimerHandle | None = None  # while the server is full
-        self._attempt: Attempt | None = None  # the last one that asked: what a try for room is made with
         self._limits = Limits()
         self._on_connect = on_connect
         self._on_empty = on_empty
@@ -573,8 +598,8 @@ class Pool:
         self._limits = attempt.endpoint.limits
         wait = self.state.wait_for_new if fresh else self.state.wait
         waiter = wait(time.perf_counter_ns(), self._limits)
-        waiter.until_ns = (attempt.asked_ns or waiter.asked_ns) + _patience_ns(attempt)
-        self._attempt = attempt
+        waiter.until_ns = (attempt.asked_ns or waiter.asked_ns) + _patience_ns(self._limits, attempt.timeouts)
+        waiter.attempt, waiter.context = attempt, context
         on_wait(waiter)
         ready: asyncio.Future[None] = self.loop.create_future()
         waiter.wake = lambda: None if ready.done() else ready.set_result(None)
@@ -582,7 +607,7 @@ class Pool:
         if self.state.wants_dial(waiter, may_wait=not fresh):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None and self.state.full_until_ns:
-            self._look_soon()
+            self._look_by(waiter.until_ns)
         elif waiter.dial is None:
             expiry = self.loop.call_later(FINISH_WAIT_NS / 1e9, self._finish_wait_expired, attempt, waiter, context)
         try:
@@ -590,6 +615,9 @@ class Pool:
         except BaseException:
             self.state.cancel(waiter, time.perf_counter_ns())
             self._close_dropped()
+            if not self.state.waiters:
+                self._look_soon()  # for nobody: the timer goes
+            self._say_if_empty()
             raise
         finally:
             if expiry is not None:
@@ -607,44 +635,51 @@ class Pool:
         if self.state.wants_dial(waiter, may_wait=False):
             self._start_dial(attempt, waiter, context)
         elif waiter.dial is None:
-            self._look_soon()
+            self._look_by(waiter.until_ns)
 
-    def refused(self, error: SpanwireError, asked_ns: int) -> bool:
+    def refused(self, error: SpanwireError, asked_ns: int, limits: Limits, timeouts: Timeouts) -> bool:
         """The server has said on a connection that it is full: then a connection that was made is no sign of room.
 
         Returns whether the caller, who first asked at ``asked_ns``, may wait for room, instead of failing.
         """
         now_ns = time.perf_counter_ns()
         self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random(), connected=True)  # noqa: S311
-        attempt = self._attempt
-        if attempt is None or now_ns >= asked_ns + _patience_ns(attempt):
+        if now_ns >= asked_ns + _patience_ns(limits, timeouts):
             return False
-        limit_s = attempt.endpoint.limits.queue_timeout_s
-        return limit_s is not None or any(member.connection.usable() for member in self.state.members)
+        return limits.queue_timeout_s is not None or any(_usable(member.connection) for member in self.state.members)
+
+    def _look_by(self, until_ns: int) -> None:
+        """Somebody waits for a full server until then. Looks at all who wait only if nobody would look in time."""
+        state, looker = self.state, self._looker
+        due_ns = until_ns if state.dials else min(until_ns, state.full_until_ns)
+        left_s = (due_ns - time.perf_counter_ns()) / 1e9
+        if looker is None or looker.when() > self.loop.time() + left_s + _ROUNDING_S:
+            self._look_soon()
 
     def _look_soon(self) -> None:
         """Look at those who wait for a full server, when the next thing is due."""
         if self._looker is not None:
             self._looker.cancel()
             self._looker = None
-        attempt = self._attempt
-        if self._closed or attempt is None:
+        if self._closed:
             return
         waiter, late, next_ns = self.state.look_at_full(time.perf_counter_ns())
         for other in late:
             limit_s = other.limits.queue_timeout_s
             named = f"Limits.queue_timeout_s = {limit_s:g} s" if limit_s is not None else "Timeouts.first_content_s"
+            address = other.attempt.endpoint.address if other.attempt is not None else None
             self.state.refuse(
-                other,
-                QueueTimeout(
-                    f"the server is full, and had no room in time ({named})", endpoint=attempt.endpoint.address
-                ),
+                other, QueueTimeout(f"the server is full, and had no room in time ({named})", endpoint=address)
             )
-        if waiter is not None:
+        if waiter is not None and waiter.attempt is not None:
             waiter.dial_asked_ns = time.perf_counter_ns()
-            self._start_dial(attempt, waiter)
+            self._start_dial(waiter.attempt, waiter, waiter.context)
         if next_ns:
-            self._looker = self.loop.call_later(next_ns / 1e9, self._look_soon)
+            self._looker = self.loop.call_later(next_ns / 1e9, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look_soon()
+        self._say_if_empty()
 
     async def warm(self, attempt: Attempt, count: int) -> None:
         """Make room for ``count`` exchanges at once, and wait until it is there.
@@ -751,41 +786,45 @@ class Pool:
                 self._on_connect(attempt, dial, None, error)
             if error.full:
                 self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random())  # noqa: S311
+            counted = list(dial.counted)
             self.state.failed(dial, error, now_ns)
-            if error.full:
-                self._look_soon()
+            if self.state.full_until_ns:  # also where it failed in another way: the next one has its try
+                self._look_by(min((waiter.until_ns for waiter in counted if waiter.error is None), default=_NEVER_NS))
             self._say_if_empty()
             return error
         was_full = self.state.full_until_ns > 0
         member, left_over = self.state.dialled(dial, connection, now_ns)
         if self._on_connect is not None:
             self._on_connect(attempt, dial, member, None)
-        if was_full and not self.state.full_until_ns:
-            self._dial_on(attempt)
-        for waiter in left_over:
-            if not member.uses:  # another one would be no better, and the one after that
+        if not member.uses:  # another one would be no better, and the one after that
+            for waiter in left_over:
                 useless = "a connection was made that takes no call"
                 self.state.refuse(waiter, ConnectionFailed(useless, endpoint=attempt.endpoint.address))
-            elif self.state.wants_dial(waiter, may_wait=False):
+            left_over = []
+        if was_full and not self.state.full_until_ns:
+            self._dial_on()
+        for waiter in left_over:
+            if self.state.wants_dial(waiter, may_wait=False):
                 self._start_dial(attempt, waiter, dial.context)
+        if self.state.full_until_ns or self._looker is not None:
+            self._look_soon()
         self._close_dropped()
         self._arm_evictor()
         return None
 
-    def _dial_on(self, attempt: Attempt) -> None:
+    def _dial_on(self) -> None:
         """There was room again: perhaps for one more. One at a time, so that a full server is not run down."""
-        for waiter in self.state.waiters:
-            if waiter.dial is None:
-                waiter.dial_asked_ns = time.perf_counter_ns()
-                self.state.full_until_ns = waiter.dial_asked_ns  # not before that is known
-                self._start_dial(attempt, waiter)
-                return
+        if any(waiter.dial is None for waiter in self.state.waiters):
+            self.state.full_until_ns = time.perf_counter_ns()  # not before that is known
+            self._look_soon()
 
     def _released(self, member: Member, finishing_since_ns: int) -> None:
         was_full = self.state.full_until_ns > 0
         self.state.release(member, time.perf_counter_ns(), self._limits, finishing_since_ns=finishing_since_ns)
-        if was_full and not self.state.full_until_ns and self._attempt is not None:
-            self._dial_on(self._attempt)
+        if was_full and not self.state.full_until_ns:
+            self._dial_on()
+        if self._looker is not None and not self.state.waiters:
+            self._look_soon()  # for nobody: the timer goes
         if self.state.dropped:
             self._close_dropped()
         elif self._evictor is None:
@@ -889,11 +928,11 @@ def _checked(connection: Connection) -> Connection:
     return connection
 
 
-def _patience_ns(attempt: Attempt) -> int:
+def _patience_ns(limits: Limits, timeouts: Timeouts) -> int:
     """How long a call waits for a server that is full."""
-    limit_s = attempt.endpoint.limits.queue_timeout_s
+    limit_s = limits.queue_timeout_s
     if limit_s is None:
-        limit_s = attempt.timeouts.first_content_s
+        limit_s = timeouts.first_content_s
     return int((_NEVER_S if limit_s is None else min(limit_s, _NEVER_S)) * 1e9)
 
 

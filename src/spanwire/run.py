@@ -400,10 +400,15 @@ class Run:
         self._asked_ns = self._asked_ns or record.asked_ns
         pool = self.state.pool_for(self._prepared, self.endpoint)
         prepare = self._prepared.prepare
-        prepared = (
-            None if prepare is None else prepare(self._asking or self.call, self.endpoint, self._prepared.dialect)
-        )
-        lease = None if self._stale_retry else pool.try_lease(self.endpoint.limits, record.asked_ns, prepared)
+        try:
+            prepared = (
+                None if prepare is None else prepare(self._asking or self.call, self.endpoint, self._prepared.dialect)
+            )
+            lease = None if self._stale_retry else pool.try_lease(self.endpoint.limits, record.asked_ns, prepared)
+        except SpanwireError:
+            raise
+        except Exception as cause:
+            raise self._bug(cause) from cause
         if lease is not None:
             self._trace(lease.member)
         else:
@@ -532,7 +537,11 @@ class Run:
             )
         )
         # It waits for room with the others, for as long as they do: that is no failure of this call.
-        waits = error.full and lease is not None and lease.pool.refused(error, self._asked_ns)
+        waits = (
+            error.full
+            and lease is not None
+            and lease.pool.refused(error, self._asked_ns, self.endpoint.limits, self._timeouts)
+        )
         # Our own fields may be what it does not take: the call is the user's without them.
         unasked = self._asking is not None and isinstance(error, ServerError) and error.status in _REFUSALS
         if unasked:

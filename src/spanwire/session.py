@@ -13,12 +13,13 @@ from typing import Any, Self
 
 import msgspec
 
-from .calls import Call, SessionEvent
+from .calls import Call, Chunk, ReplyBuilder, SessionEvent
 from .closing import hear_timing
 from .endpoint import Endpoint, Retries, Timeouts
-from .errors import ConfigurationError, SpanwireError
+from .errors import ConfigurationError, ConnectionFailed, SpanwireError
+from .pool import Member
 from .run import Prepared, Run
-from .timeline import AttemptRecord, CallRecord, ConnectionUse, Timeline
+from .timeline import AttemptRecord, CallRecord, ConnectionUse, Outcome, Timeline
 from .transport import Garbage, Item, SessionExchange, Turn
 
 __all__ = ["Session", "SessionRun", "with_model"]
@@ -38,10 +39,17 @@ def with_model(endpoint: Endpoint, model: str) -> Endpoint:
     return found
 
 
+class _NoReply(ReplyBuilder):
+    """A session has no reply that its pieces would be joined to."""
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        raise Garbage(f"read() gave {type(chunks[0]).__name__} where a SessionEvent was due")
+
+
 class SessionRun(Run):
     """The inner state behind a session's handle. All methods run on the loop of ``state``."""
 
-    __slots__ = ("_context", "turns")
+    __slots__ = ("_context", "_member", "_why", "turns")
 
     def __init__(
         self, state: Any, prepared: Prepared, endpoint: Endpoint, *, timeouts: Timeouts, retries: Retries
@@ -59,6 +67,8 @@ class SessionRun(Run):
         )
         self._traced = True  # its turns are
         self._context: contextvars.Context | None = None
+        self._member: Member | None = None
+        self._why: Exception | None = None  # it ends
         self.turns: deque[Timeline] = deque(maxlen=_TURNS_KEPT)
 
     async def open(self) -> None:
@@ -74,15 +84,26 @@ class SessionRun(Run):
             )
             self._give_up(error)
             raise error
+        if self._lease is not None:
+            self._member = self._lease.member
         exchange.on_turn = self._turn_ended
+        self._builder = _NoReply()
 
     async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
         """See :meth:`Session.send`."""
         exchange = self.exchange
-        if self.ended or exchange is None:
-            raise self._error or self._ended_by()
-        assert isinstance(exchange, SessionExchange)
-        await exchange.send(message)
+        if self.ended:
+            ended = ConnectionFailed("the session has ended", endpoint=self.endpoint.address, phase="send")
+            raise self._error or ended
+        if exchange is None:
+            raise RuntimeError("the session is still being opened: send once its `async with` block is entered")
+        try:
+            # open() has looked that it can: to ask for each message would take 50 us.
+            await exchange.send(message)  # type: ignore[attr-defined]
+        except SpanwireError:
+            raise
+        except Exception as cause:
+            raise self._bug(cause) from cause
 
     def _take_others(self, items: Sequence[Item]) -> None:
         if not isinstance(items[0], SessionEvent):
@@ -95,6 +116,12 @@ class SessionRun(Run):
     def _tell(self, timeline: Timeline, record: CallRecord, error: Exception | None) -> None:
         """Nothing: its turns were told."""
 
+    def finish(self, outcome: Outcome, error: Exception | None) -> None:
+        """See :meth:`Run.finish`. Turns that are under way end for the same reason."""
+        if not self.ended:
+            self._why = error
+        super().finish(outcome, error)
+
     def _turn_ended(self, turn: Turn) -> None:
         context = self._context
         if context is not None:
@@ -102,12 +129,15 @@ class SessionRun(Run):
 
     def _record_turn(self, turn: Turn) -> None:
         manager, head = self.state.manager, turn.head
-        call = Call("chat", head.model or self.call.model, {})
+        if self.ended and turn.outcome == "closed_by_caller":  # its transport knows no more than that it has to go
+            turn.outcome = self._attempt.outcome
+            turn.error = self._why if isinstance(self._why, SpanwireError) else None
+        call = Call("chat", self.call.model or head.model or "", {})  # what was asked for; what answered is in the head
         now_ns = time.perf_counter_ns()
         record = CallRecord(
             turn.begin_ns,
             operation=call.operation,
-            model=self.call.model or head.model or "",
+            model=call.model,
             endpoint=self.endpoint.address,
             transport=self._prepared.spec.name,
             streamed=True,
@@ -122,10 +152,10 @@ class SessionRun(Run):
         attempt.outcome = record.outcome = turn.outcome
         attempt.error_type = record.error_type = type(turn.error).__name__ if turn.error is not None else None
         hear_timing(manager.registry, self.endpoint, head, attempt)
-        lease, rtt_ns = self._lease, turn.marks.rtt_ns
+        member, rtt_ns = self._member, turn.marks.rtt_ns
         context: Any = None
-        if lease is not None:
-            member, context = lease.member, lease.member.context
+        if member is not None:
+            context = member.context
             attempt.connection = ConnectionUse(
                 member.id,
                 reused=bool(self.turns),
@@ -192,6 +222,7 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._events = []
         if self._run is not None:
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             self._run.leave("cancelled" if cancelled else "closed_by_caller")
@@ -202,7 +233,7 @@ class Session:
         Waits while the network, or the server, takes no more. May be called by another task than the one that reads.
 
         Raises:
-            ConnectionFailed: the session has ended; reads say why.
+            ConnectionFailed: the session has ended in order; else the error that ended it.
             ConfigurationError: the message cannot be written as JSON.
         """
         await self._entered().send(message)
@@ -220,6 +251,7 @@ class Session:
 
     async def aclose(self) -> None:
         """End the session now; also from another task, whose pending read then ends."""
+        self._events = []
         if self._run is not None:
             self._run.leave("closed_by_caller")
 

@@ -20,14 +20,15 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from .calls import Call, Chunk, Embeddings, Reply
+from .calls import Call, Chunk, Embeddings, Reply, SessionEvent
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import ConfigurationError, ConnectionFailed, SpanwireError
 from .manager import ConnectionManager, Stream, default_manager
+from .session import Session
 from .telemetry import Telemetry
 from .timeline import Timeline
 
-__all__ = ["SyncConnectionManager", "SyncStream", "default_sync_manager", "on_loop_thread"]
+__all__ = ["SyncConnectionManager", "SyncSession", "SyncStream", "default_sync_manager", "on_loop_thread"]
 
 _T = TypeVar("_T")
 #: How long the interpreter's exit waits for the loop thread to close its connections, in seconds.
@@ -242,6 +243,18 @@ class SyncConnectionManager:
 
         return _loop_thread().call(embed)
 
+    def session(
+        self,
+        endpoint: Endpoint | str,
+        *,
+        model: str | None = None,
+        timeouts: Timeouts | None = None,
+        retries: Retries | None = None,
+    ) -> SyncSession:
+        """A session in both directions as a context manager; see ``ConnectionManager.session``."""
+        session = self._manager.session(endpoint, model=model, timeouts=timeouts, retries=retries)
+        return SyncSession(session, _loop_thread())
+
     def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
         """Have connections ready for ``n`` calls at once; see ``ConnectionManager.warm``."""
         _loop_thread().call(self._manager.warm, endpoint, n)
@@ -307,6 +320,74 @@ class SyncStream:
     def headers(self) -> Mapping[str, str]:
         """The answer's headers, names in lower case; empty before they have come."""
         return self._stream.headers
+
+
+class SyncSession:
+    """A session for synchronous code. Made by :meth:`SyncConnectionManager.session`.
+
+    ::
+
+        with manager.session(endpoint, model="gpt-realtime") as session:
+            session.send({"type": "response.create"})
+            for event in session:
+                ...
+
+    One thread may read while others send, and any thread may :meth:`close` it: what is pending then ends. A second thread
+    that reads at the same time gets a RuntimeError.
+    """
+
+    __slots__ = ("_batch", "_session", "_thread")
+
+    def __init__(self, session: Session, thread: _LoopThread) -> None:
+        self._session = session
+        self._thread = thread
+        self._batch: list[SessionEvent] = []  # in reverse: the next one is at the end
+
+    def __repr__(self) -> str:
+        return f"<spanwire.SyncSession of {self._session!r}>"
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._session._open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._batch = []
+        self.close()
+
+    def send(self, message: Mapping[str, Any] | str | bytes) -> None:
+        """Send one message: a mapping as JSON text, a ``str`` as text, ``bytes`` as a binary frame.
+
+        Blocks while the network, or the server, takes no more. Errors as of ``Session.send``.
+        """
+        self._thread.call(self._session.send, message)
+
+    def __iter__(self) -> Iterator[SessionEvent]:
+        return self
+
+    def __next__(self) -> SessionEvent:
+        if not self._batch:
+            self._batch = self._thread.call(self._session._entered().read)[::-1]  # type: ignore[assignment]
+            if not self._batch:
+                raise StopIteration
+        return self._batch.pop()
+
+    def close(self) -> None:
+        """End the session now; also from another thread than the one that reads. Does nothing if it has ended."""
+        run = self._session._run
+        if run is not None and not run.ended and self._thread.is_ours():
+            self._thread.call(self._session.aclose)
+
+    @property
+    def turns(self) -> list[Timeline]:
+        """Timelines of the last 100 turns that have ended."""
+        return self._session.turns
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of the session as a whole. Raises RuntimeError before it has ended."""
+        return self._session.timeline
 
 
 _default: SyncConnectionManager | None = None

@@ -20,10 +20,20 @@ A transport never retries, sleeps for back-off, opens spans or queues: the manag
 
 Rules:
 
+* ``connect()`` is cancelled at ``Timeouts.connect_s``, and when the manager is closed. It then ends at once, by
+  CancelledError, and leaves no socket open. :func:`spanwire.net.dial.dial` is how to connect: DNS, TCP, proxies, TLS and
+  unix sockets, each marked, each the phase of its error; :class:`spanwire.net.sockets.RoundTrip` tells ``rtt_ns``.
 * ``attempt.released()`` is called exactly once for each started exchange: when it has left the connection (end of its
   message, abort, break); of a multiplexed connection when its stream is closed.
+* A ``start()`` that raises, or is cancelled, has started no exchange: the manager gives the connection back by itself.
+  ``released()`` need not be called then, and does no harm. If a part of the request was written, the connection is unusable
+  by then.
 * What arrived before a failure is delivered before the error. Arrival is marked when bytes arrive, not when they are
   asked for.
+* ``first_content_ns`` is set for an answer that was asked for as a stream (``attempt.streamed``); at its end, if it came
+  whole. A whole answer to a call that was not streamed leaves it at 0, for nobody can read a part of it; then
+  ``Timeouts.first_content_s`` holds until its end.
+* A consumer that does not read stops the server: :meth:`Inbox.on_high`.
 * ``abort()`` is idempotent, never raises, and tells the server to stop. A pending ``read`` then returns empty; with an
   error, what has arrived is delivered first, and then the error is raised.
 * Where the library cannot reset one exchange, aborting makes the connection unusable (``usable()`` is False) and the
@@ -83,9 +93,10 @@ class Head:
         late_events: raw JSON of the answer's last events, from its finish reason on, or of the whole answer if it is not
             a stream: where servers put what they say of their own time.
         trailers: as headers, but sent after the answer (HTTP trailers, gRPC trailing metadata).
+        attributes: what the conventions of this wire want on the call's span, such as ``rpc.method``.
     """
 
-    __slots__ = ("headers", "id", "late_events", "model", "status", "streamed", "trailers", "usage")
+    __slots__ = ("attributes", "headers", "id", "late_events", "model", "status", "streamed", "trailers", "usage")
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -96,6 +107,7 @@ class Head:
         self.streamed: bool | None = None
         self.late_events: Sequence[bytes] = ()
         self.trailers: Mapping[str, str] = {}
+        self.attributes: Mapping[str, str | int] = {}
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -104,7 +116,10 @@ class Dialect(msgspec.Struct, frozen=True):
     Attributes:
         transport: name of the transport that it belongs to.
         name: as in ``Endpoint(dialect=...)``.
-        codec: what the transport asks for; its documentation says what it has to be.
+        codec: what the transport asks for; its documentation says what it has to be. For ``sse`` that is
+            ``spanwire_sse.codec.Codec``. One thing there is easily missed: an event that brings a chunk does not end the
+            answer, whatever ``done`` says after it. Where a server's last event has both, give None for it, and the chunk
+            from ``end()``; else the call ends with the next event, or with the message.
         operations: which operations it knows: ``chat``, ``embeddings``; ``session`` alone for one of sessions.
         options: names in ``Endpoint.options`` that it understands.
         default: it is used where the endpoint names none. For each transport one for calls, and one for sessions.
@@ -181,7 +196,8 @@ class Attempt:
         self._on_released = on_released
 
     def released(self) -> None:
-        """The exchange has left its connection. A second call is harmless."""
+        """The exchange has left its connection. A second call is harmless, and so is one from a ``start()`` that raises:
+        the manager has the connection back by then."""
         callback, self._on_released = self._on_released, None
         if callback is not None:
             callback()
@@ -286,7 +302,10 @@ class Connection(Protocol):
         ...
 
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
-        """Hand over the request. Never awaits the answer."""
+        """Hand over the request. Never awaits the answer.
+
+        If it raises, no exchange was started, and the manager gives the connection back.
+        """
         ...
 
     def usable(self) -> bool:
@@ -325,7 +344,10 @@ class Transport(Protocol):
         ...
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> Connection:
-        """Make a connection; marks its parts on ``attempt.marks``. Raises ConnectionFailed with the phase."""
+        """Make a connection; marks its parts on ``attempt.marks``. Raises ConnectionFailed with the phase.
+
+        A dial serves whoever comes first, so ``attempt`` has nothing of a call: no headers, and no ``deadline_ns``.
+        """
         ...
 
 
@@ -382,7 +404,7 @@ class Inbox:
         self._paused = False
 
     def on_high(self) -> None:
-        """Many items lie here unread: stop the peer."""
+        """Many items lie here unread: stop the peer. Of a connection that others share, this exchange alone."""
 
     def on_low(self) -> None:
         """They have been read: go on."""

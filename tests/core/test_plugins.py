@@ -118,7 +118,7 @@ def test_a_broken_plugin_is_named_and_stops_nothing_else(installed: dict[str, li
     assert registry.spec_for(spanwire.Endpoint("http://h/v1")).name == "sse"
     rows = {row["distribution"]: row for row in registry.describe()}
     assert rows["spanwire-sse"]["status"] == "ok"
-    assert rows["spanwire-sse"]["transports"][0]["dialects"] == ["openai"]
+    assert rows["spanwire-sse"]["transports"][0]["dialects"] == ["openai", "responses"]
     assert "no libbad" in rows["spanwire-bad"]["status"]
 
 
@@ -248,6 +248,19 @@ def test_an_observer_hears_of_each_call_and_one_that_raises_is_dropped(caplog: p
     assert heard == ["completed", "completed"]
     assert Bad.calls == 1
     assert "is dropped" in caplog.text
+
+
+def test_of_two_plugins_attributes_the_later_ones_count() -> None:
+    class Plugin:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @spanwire.hookimpl
+        def span_attributes(self, timeline: spanwire.Timeline) -> dict[str, Any]:
+            return {"number": self.number, f"number.{self.number}": True}
+
+    found = Registry([Plugin(1), Plugin(2)]).span_attributes(_Ended())  # type: ignore[arg-type]
+    assert found == {"number": 2, "number.1": True, "number.2": True}
 
 
 def test_span_attributes_are_added(caplog: pytest.LogCaptureFixture) -> None:

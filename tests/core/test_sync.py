@@ -308,3 +308,87 @@ def test_the_manager_below_is_told() -> None:
     manager = spanwire.ConnectionManager()
     assert spanwire.SyncConnectionManager(manager).manager is manager
     assert spanwire.default_sync_manager().manager is spanwire.default_manager()
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def echo_endpoint(server: LoopbackServer) -> spanwire.Endpoint:
+    return spanwire.Endpoint(server.url.removesuffix("/v1") + "/raw", proxy=None, dialect="raw")
+
+
+def test_a_session_with_a_reader_thread_and_writer_threads() -> None:
+    """Nothing is lost, each writer's messages stay in order, and closing it ends the reader."""
+    with serving(part="websocket") as server, SyncConnectionManager() as manager:
+        with manager.session(echo_endpoint(server)) as session:
+            got: list[bytes] = []
+            all_came = threading.Event()
+
+            def read() -> None:
+                for event in session:
+                    got.append(event.raw)
+                    if len(got) == 200:
+                        all_came.set()
+
+            def write(name: str) -> None:
+                for number in range(100):
+                    session.send(f"{name}{number}")
+
+            threads = [threading.Thread(target=read), *(threading.Thread(target=write, args=(name,)) for name in "ab")]
+            for thread in threads:
+                thread.start()
+            assert all_came.wait(20)
+            session.close()
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive()
+        for name in ("a", "b"):
+            assert [raw.decode() for raw in got if raw.decode()[0] == name] == [f"{name}{n}" for n in range(100)]
+        assert session.timeline.outcome == "closed_by_caller"
+        assert list(session) == []
+        with pytest.raises(errors.ConnectionFailed):
+            session.send("too late")
+
+
+def test_a_sessions_turns_and_what_can_be_sent() -> None:
+    with serving(hello(), part="websocket") as server, SyncConnectionManager() as manager:
+        with manager.session(server.endpoint(), model="m") as session:
+            session.send({"type": "session.update", "session": {"output_modalities": ["text"]}})
+            session.send('{"type": "response.create"}')
+            text = ""
+            for event in session:
+                text += event.text
+                if event.type == "response.done":
+                    break
+            with pytest.raises(errors.ConfigurationError):
+                session.send({"type": object()})
+            assert text == HELLO
+            assert [turn.outcome for turn in session.turns] == ["completed"]
+            assert_adds_up(session.turns[0])
+            assert "SyncSession" in repr(session)
+            with pytest.raises(RuntimeError, match="has not ended"):
+                _ = session.timeline
+
+
+def test_a_session_that_is_dropped_is_noticed() -> None:
+    with serving(part="websocket") as server, SyncConnectionManager() as manager:
+        session = manager.session(echo_endpoint(server))
+        session.__enter__()
+        server.wait_for(lambda s: s.open_connections == 1)
+        del session
+        gc.collect()
+        server.wait_for(lambda s: s.open_connections == 0)
+
+
+def test_a_session_is_refused_and_ended_as_the_async_one() -> None:
+    with serving(part="websocket", options={"upgrades": [403, 101]}) as server, SyncConnectionManager() as manager:
+        with pytest.raises(RuntimeError, match="not entered"):
+            next(manager.session(echo_endpoint(server)))
+        with pytest.raises(errors.AuthenticationFailed), manager.session(echo_endpoint(server)):
+            pass
+        with manager.session(echo_endpoint(server)) as session:
+            server.disconnect()
+            with pytest.raises(errors.ConnectionFailed, match="1001"):
+                next(session)
+        with pytest.raises(errors.ConfigurationError):
+            manager.session("http://127.0.0.1:9/v1")

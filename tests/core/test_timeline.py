@@ -333,6 +333,52 @@ def test_waiting_for_somebody_elses_handshake_is_shared() -> None:
     }
 
 
+#: The server was full: it let the upgrade wait.
+ADMITTED = (*CONNECT, ("upgrade", 63, 65), ("admission", 65, 95))
+
+
+def test_a_handshake_that_the_server_let_wait_is_its_queue() -> None:
+    made = timeline(
+        attempt(
+            0, 95, asked=10, leased=95, served="dialled", connect=marks(*ADMITTED), connect_begin=10, connect_end=95
+        )
+    )
+    assert pieces(made) == {
+        "client.encode": (10, "measured"),
+        "handshake.dns": (3, "measured"),
+        "handshake.tcp": (20, "measured"),
+        "handshake.tls": (30, "measured"),
+        "handshake.upgrade": (2, "measured"),
+        "queue.server": (30, "estimated"),
+    }
+
+
+@pytest.mark.parametrize(("asked", "shared", "queue"), [(30, 35, 30), (80, None, 15)])
+def test_who_rode_on_such_a_handshake_shares_the_queue_too(asked: float, shared: float | None, queue: float) -> None:
+    made = timeline(
+        attempt(
+            0, 95, asked=asked, leased=95, served="rode", connect=marks(*ADMITTED), connect_begin=10, connect_end=95
+        )
+    )
+    expected = {"client.encode": (asked, "measured"), "queue.server": (queue, "estimated")}
+    if shared is not None:
+        expected["handshake.shared"] = (shared, "measured")
+    assert pieces(made) == expected
+
+
+def test_local_and_server_queue_stand_side_by_side() -> None:
+    made = timeline(
+        attempt(
+            0, 95, queued=0, slot=4, asked=4, dial_asked=10, leased=95, served="dialled", connect=marks(*ADMITTED),
+            connect_begin=10, connect_end=95,
+        )
+    )  # fmt: skip
+    assert pieces(made)["queue.local"] == (10, "measured")
+    assert pieces(made)["queue.server"] == (30, "estimated")
+    assert made.segments["queue"].source == "estimated"
+    assert "unattributed" not in pieces(made)
+
+
 def test_a_shared_handshake_that_has_not_ended_counts_to_the_end_of_the_attempt() -> None:
     made = timeline(attempt(0, 40, asked=30, served="rode", connect=marks(), connect_begin=10))
     assert ms(made) == {"client.encode": 30, "handshake.shared": 10}
@@ -574,14 +620,24 @@ def test_repr_and_pickle() -> None:
 # --- properties --------------------------------------------------------------------------------------------------------
 
 times = st.integers(0, 3_000) | st.integers(0, 10**11)
-part_names = st.sampled_from(["dns", "tcp", "tls", "proxy", "upgrade", "connect", "encode", "send", "own"])
+part_names = st.sampled_from(["dns", "tcp", "tls", "proxy", "upgrade", "admission", "connect", "encode", "send", "own"])
 
 
 @st.composite
 def wild_marks(draw: st.DrawFn) -> Marks:
     made = Marks()
     made.parts = draw(st.lists(st.tuples(part_names, times, times), max_size=5))
-    for name in ("sent", "first_byte", "first_chunk", "first_content", "last_chunk", "last_byte", "ended", "paused"):
+    for name in (
+        "sent",
+        "started",
+        "first_byte",
+        "first_chunk",
+        "first_content",
+        "last_chunk",
+        "last_byte",
+        "ended",
+        "paused",
+    ):
         setattr(made, f"{name}_ns", draw(times))
     for part in draw(st.lists(part_names, max_size=2)):
         made.begin(part, draw(times))

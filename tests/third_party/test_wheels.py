@@ -140,7 +140,7 @@ def test_a_generated_dialect(core: Path, generator: Path, folder: Path) -> None:
     assert "PASSED tests/test_call.py::test_a_call" in out
     plugins = json.loads(installed.spanwire("transports", "--json"))["plugins"]
     (sse,) = [spec for row in plugins for spec in row["transports"] if spec["name"] == "sse"]
-    assert sse["dialects"] == ["my-server", "openai"]
+    assert sse["dialects"] == ["my-server", "openai", "responses"]
 
 
 def test_anthropics_messages_as_a_dialect(core: Path, folder: Path) -> None:

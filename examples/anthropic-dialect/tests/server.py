@@ -1,15 +1,12 @@
-"""A server that speaks the Messages API, and plays scripts: for the kit, and over HTTP for calls."""
+"""What a server of the Messages API sends for a script: for the kit, and over HTTP for calls."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from spanwire.testing import Script
+from spanwire.testing import Request, Script
 
 FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error", 529: "overloaded_error"}
@@ -88,69 +85,16 @@ def _blocks(script: Script) -> Iterator[tuple[dict[str, Any], list[dict[str, Any
         yield block, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
 
 
-class Server(ThreadingHTTPServer):
-    """Answers every call with one script, and keeps what was asked."""
+def answers(script: Script) -> Callable[[Request], Script]:
+    """For ``LoopbackServer(default=...)``, which sends these bytes at any path."""
 
-    daemon_threads = True
+    def answer(request: Request) -> Script:
+        if request.path != "/v1/messages":
+            return Script(status=404, body=error(404, f"there is nothing at {request.path}"))
+        if script.status >= 400:
+            return Script(status=script.status, body=error(script.status, "the script says so"))
+        if request.body.get("stream"):
+            return Script(writes=list(events(script)), content_type="text/event-stream; charset=utf-8")
+        return Script(body=whole(script))
 
-    def __init__(self, script: Script) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.script = script
-        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.connections = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections += 1
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        path = self.path.partition("?")[0]
-        self.server.requests.append((path, {n.lower(): v for n, v in self.headers.items()}, body))
-        script = self.server.script
-        if path != "/v1/messages":
-            self._say(404, error(404, f"there is nothing at {path}"))
-        elif script.status >= 400:
-            self._say(script.status, error(script.status, "the script says so"))
-        elif body.get("stream"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            for data in events(script):
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
-            self.wfile.write(b"0\r\n\r\n")
-        else:
-            self._say(200, whole(script))
-
-    def _say(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def serving(script: Script) -> Iterator[Server]:
-    """A server on a free port of this machine."""
-    with Server(script) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return answer

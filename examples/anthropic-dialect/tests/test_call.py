@@ -10,7 +10,7 @@ from spanwire_anthropic.request import body_of
 
 import spanwire
 from spanwire.errors import AuthenticationFailed, Overloaded
-from spanwire.testing import Script, ScriptedTool
+from spanwire.testing import LoopbackServer, Script, ScriptedTool
 
 CALL = spanwire.Call.chat(
     "claude-test", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello"}]
@@ -19,16 +19,24 @@ TOOLS = (ScriptedTool("search", ['{"q', '": "a"}'], id="toolu_1"), ScriptedTool(
 SCRIPT = Script(reasoning=["Hm", "."], tokens=["Hello", " there"], tool_calls=TOOLS)
 
 
-def endpoint(url: str) -> spanwire.Endpoint:
-    return spanwire.Endpoint(url, dialect="anthropic", api_key="sk-ant-1", proxy=None)
+def serving(script: Script) -> LoopbackServer:
+    return LoopbackServer(default=server.answers(script))
+
+
+def origin(server: LoopbackServer) -> str:
+    return server.url.removesuffix("/v1")
+
+
+def endpoint(server: LoopbackServer) -> spanwire.Endpoint:
+    return spanwire.Endpoint(origin(server), dialect="anthropic", api_key="sk-ant-1", proxy=None)
 
 
 def test_a_stream_and_a_whole_answer_over_one_connection() -> None:
-    with server.serving(SCRIPT) as serving, spanwire.SyncConnectionManager() as manager:
-        with manager.stream(endpoint(serving.url), CALL) as stream:
+    with serving(SCRIPT) as loopback, spanwire.SyncConnectionManager() as manager:
+        with manager.stream(endpoint(loopback), CALL) as stream:
             text = "".join(chunk.text for chunk in stream)
         print(stream.timeline)
-        whole = manager.complete(endpoint(serving.url), CALL)
+        whole = manager.complete(endpoint(loopback), CALL)
     assert text == "Hello there"
     for reply in (stream.reply, whole):
         assert (reply.text, reply.reasoning, reply.finish_reason) == ("Hello there", "Hm.", "tool_calls")
@@ -37,29 +45,29 @@ def test_a_stream_and_a_whole_answer_over_one_connection() -> None:
         assert (reply.id, reply.model) == ("msg_1", "claude-test")
         assert reply.usage is not None
         assert reply.usage.input_tokens == 7
-    assert serving.connections == 1
+    assert loopback.connections == 1
     assert stream.timeline.outcome == "completed"
-    (path, headers, body), _ = serving.requests
-    assert path == "/v1/messages"
-    assert headers["x-api-key"] == "sk-ant-1"
-    assert headers["anthropic-version"] == "2023-06-01"
-    assert "authorization" not in headers
-    assert body["system"] == [{"type": "text", "text": "Be brief."}]
+    request, _ = loopback.requests
+    assert request.path == "/v1/messages"
+    assert request.headers["x-api-key"] == "sk-ant-1"
+    assert request.headers["anthropic-version"] == "2023-06-01"
+    assert "authorization" not in request.headers
+    assert request.body["system"] == [{"type": "text", "text": "Be brief."}]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, AuthenticationFailed), (529, Overloaded)])
 def test_a_refusal(status: int, kind: type[Exception]) -> None:
     never = spanwire.Retries(max_attempts=1)
-    with server.serving(Script(status=status)) as serving, spanwire.SyncConnectionManager() as manager:
+    with serving(Script(status=status)) as loopback, spanwire.SyncConnectionManager() as manager:
         with pytest.raises(kind, match="the script says so"):
-            manager.complete(endpoint(serving.url), CALL, retries=never)
+            manager.complete(endpoint(loopback), CALL, retries=never)
 
 
 def test_anthropics_own_library_reads_the_same_of_this_server() -> None:
     anthropic = pytest.importorskip("anthropic", reason="pip install -e '.[oracle]'")
     messages = [{"role": "user", "content": "Say hello"}]
-    with server.serving(SCRIPT) as serving:
-        with anthropic.Anthropic(base_url=serving.url, api_key="sk-ant-1", max_retries=0) as client:
+    with serving(SCRIPT) as loopback:
+        with anthropic.Anthropic(base_url=origin(loopback), api_key="sk-ant-1", max_retries=0) as client:
             whole = client.messages.create(model="claude-test", max_tokens=10, messages=messages)
             with client.messages.stream(model="claude-test", max_tokens=10, messages=messages) as stream:
                 streamed = stream.get_final_message()

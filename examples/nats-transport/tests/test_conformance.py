@@ -12,6 +12,7 @@ class TestNATS(TransportConformance):
     part = PART
     settings = {"options": {"heartbeat_s": 0.25}}
     cannot = {
+        "backpressure": "the broker takes what a responder sends, and cuts off a client that does not read",
         "connections": "the connections are the broker's, who does not tell the responder of them",
         "disconnect": "the responder cannot close the connection between caller and broker",
         "embeddings": "this wire carries chat and nothing else",

@@ -160,9 +160,9 @@ def print_transports(rows: Sequence[Mapping[str, Any]]) -> None:
     """What ``Registry.describe()`` gives, and below the table why something is not there."""
     table = new_table()
     table.add_column("transport", no_wrap=True)
-    for name in ("schemes", "dialects", "capabilities"):
-        table.add_column(name, overflow="fold", max_width=24)
-    table.add_column("from", overflow="fold", max_width=32)
+    # Narrow enough that the built-in transports fit into 80 columns.
+    for name, width in (("schemes", 24), ("dialects", 10), ("capabilities", 24), ("from", 18)):
+        table.add_column(name, overflow="fold", max_width=width)
     table.add_column("contract", justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     reasons: list[str] = []

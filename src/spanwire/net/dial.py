@@ -2,6 +2,21 @@
 
 ``dns`` and ``tcp`` (behind an HTTP proxy: to the proxy), ``proxy`` (TLS to the proxy and its consent; all that SOCKS
 does), ``tls`` (to the endpoint), ``connect`` (a unix socket).
+
+Public: it is what a transport's ``connect()`` is made of. :func:`dial` wants a factory of an ``asyncio.Protocol``, which is
+then the connection::
+
+    async def connect(self, endpoint, attempt):
+        connection = await dial(endpoint, attempt.marks, lambda: MyConnection(endpoint), alpn=())
+        connection.round_trip.connect_ns = attempt.marks.rtt_ns
+        connection.round_trip.through_proxy = route_of(endpoint).proxy is not None
+        return connection
+
+
+    def key(self, endpoint):
+        return endpoint.connection_key(), route_of(endpoint).key
+
+Cancelled at any point, it leaves nothing open.
 """
 
 from __future__ import annotations
@@ -56,8 +71,13 @@ async def dial(
 ) -> _P:
     """Connect to the endpoint's host, or its unix socket, and return the protocol that now has the connection.
 
+    TLS where the URL's scheme is ``https``, ``wss`` or ``grpcs``.
+
     Args:
-        alpn: protocols to offer with TLS, the preferred one first.
+        marks: get ``dns``, ``tcp``, ``tls``, ``proxy`` or ``connect``, and ``rtt_ns``: what the TCP connect took, if it was
+            one round trip to the endpoint.
+        factory: makes the protocol, once.
+        alpn: protocols to offer with TLS, the preferred one first; ``()`` for none.
         route: from :func:`route_of`. Whoever passes ``forward=True`` there has to write requests in absolute form where
             ``route.how`` is ``forward``. By default a proxy only ever tunnels.
         context: for TLS with the endpoint, instead of what ``Endpoint.tls`` says. It offers ``alpn`` already.

@@ -1,4 +1,13 @@
-"""What our connections do with the socket itself, whichever version of HTTP runs on it."""
+"""What our connections do with the socket itself, whichever version of HTTP runs on it.
+
+Public, for transports of third parties: :class:`RoundTrip`, which tells ``Marks.rtt_ns`` at the end of an exchange, and
+:func:`abort`, which closes a connection at once, also when its loop is closed. In a connection's ``connection_made``::
+
+    self.round_trip.socket = transport.get_extra_info("socket")
+
+and at the end of each exchange ``marks.rtt_ns = connection.round_trip.min_ns()``. The timeline tells the network from the
+model by it.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +124,10 @@ def limit_unsent(of: socket.socket | None) -> None:
 
 
 def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
-    """Close at once, also on a closed loop. Never for a connection of the parent in a forked child."""
+    """Close at once, also on a closed loop. Never for a connection of the parent in a forked child.
+
+    The protocol's ``connection_lost`` is called: by the loop, or, where that is closed, here.
+    """
     if of is not None:
         # Ends the connection itself: a child that was forked meanwhile holds the same socket, and closing ours
         # alone would tell the server nothing.

@@ -333,6 +333,8 @@ class Telemetry:
                             _log.warning("a call's messages could not be put on its span", exc_info=True)
                 if head is not None and head.status is not None:
                     attributes["http.response.status_code"] = head.status
+                if head is not None and head.attributes:
+                    attributes |= head.attributes
                 self._end_span(call_span, timeline, record, labels, attributes, error, error_type)
             counted = call_span is not None and call_span.counted
             self._instruments.record(timeline, record, labels, usage, error_type, counted=counted)

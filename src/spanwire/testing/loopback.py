@@ -176,6 +176,13 @@ def _text(content: Any) -> str:
     return " ".join(p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
 
 
+def _made(answer: Answer, request: Request) -> Script:
+    script = answer if isinstance(answer, Script) else answer(request)
+    if not isinstance(script, Script):
+        raise ConfigurationError(f"a script's function must return a Script, not {script!r:.40}")
+    return script
+
+
 class _Queued:
     __slots__ = ("answer", "times", "used")
 
@@ -229,25 +236,32 @@ class Book:
     def script_for(self, request: Request, model: str | None) -> Script:
         """The script of this call; takes it from its queue. What a user's function raises comes through."""
         with self.changed:
-            answer = self._take(self._by_model.get(model)) if model is not None else None
-            if answer is None:
-                answer = self._take(self._next)
-            if answer is None:
-                answer = self.default
-        script = answer if isinstance(answer, Script) else answer(request)
-        if not isinstance(script, Script):
-            raise ConfigurationError(f"a script's function must return a Script, not {script!r:.40}")
-        return script
+            queued = self._queued(model)
+            if queued is not None:
+                queued.used += 1
+        return _made(self.default if queued is None else queued.answer, request)
 
-    @staticmethod
-    def _take(queue: deque[_Queued] | None) -> Answer | None:
-        while queue:
-            first = queue[0]
-            used_up = first.used >= first.times if first.times is not None else first.used > 0 and len(queue) > 1
-            if not used_up:
-                first.used += 1
-                return first.answer
-            queue.popleft()
+    def canned_for(self, request: Request) -> Script | None:
+        """For a request that the part itself does not understand, such as one of a dialect that it does not know: the
+        script, if it brings bytes of its own (``body``, ``writes``). Else None, and the script stays where it is."""
+        with self.changed:
+            queued = self._queued(request.model)
+            script = _made(self.default if queued is None else queued.answer, request)
+            if script.body is None and script.writes is None:
+                return None
+            if queued is not None:
+                queued.used += 1
+            return script
+
+    def _queued(self, model: str | None) -> _Queued | None:
+        """What is next: of the model's own scripts, else of those for all; None where both are used up."""
+        for queue in (self._by_model.get(model) if model is not None else None, self._next):
+            while queue:
+                first = queue[0]
+                used_up = first.used >= first.times if first.times is not None else first.used > 0 and len(queue) > 1
+                if not used_up:
+                    return first
+                queue.popleft()
         return None
 
     def models(self) -> list[str]:

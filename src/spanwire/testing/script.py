@@ -77,7 +77,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         headers: further headers, or other values for those that the server sets by itself. With a ``Content-Length``
             the body is sent as it is, right or wrong.
         content_type: the default is that of the answer: ``text/event-stream``, or ``application/json``.
-        body: this instead of the generated answer, in one piece with its length.
+        body: this instead of the generated answer, in one piece with its length. A script with a body or writes is
+            played at any path: so the server speaks a dialect that it does not know.
         writes: these bytes instead of the generated answer, each of them one HTTP chunk.
         write_gap_s: seconds between two of ``writes``. 0: all in one write.
         chunked: False: no chunks and no length; the end of a stream is the end of the connection.

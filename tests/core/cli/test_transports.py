@@ -26,7 +26,7 @@ def test_as_json(spanwire: Spanwire) -> None:
     (transport,) = sse["transports"]
     assert transport["name"] == "sse"
     assert sorted(transport["schemes"]) == ["http", "https"]
-    assert transport["dialects"] == ["openai"]
+    assert transport["dialects"] == ["openai", "responses"]
     assert transport["contract"] == 1
 
 

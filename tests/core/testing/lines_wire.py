@@ -21,7 +21,7 @@ import msgspec
 import spanwire
 from spanwire.calls import Call, Chunk, ToolCallDelta, Usage
 from spanwire.endpoint import Endpoint
-from spanwire.errors import ConnectionFailed, SpanwireError, Truncated, server_error
+from spanwire.errors import ConfigurationError, ConnectionFailed, SpanwireError, Truncated, server_error
 from spanwire.testing import Book, Request, Script
 from spanwire.transport import Attempt, Head, Inbox, TransportSpec
 
@@ -78,7 +78,7 @@ class LinesExchange(Inbox):
     def abort(self, error: SpanwireError | None = None) -> None:
         super().abort(error)
         if self._number in self._connection.exchanges:
-            self._connection.write({"id": self._number, "cancel": True})
+            self._connection.write(_encode({"id": self._number, "cancel": True}))
         self._left()
 
 
@@ -96,9 +96,9 @@ class LinesConnection:
         self._loop = loop
         self._task = loop.create_task(self._receive(reader), context=contextvars.Context())
 
-    def write(self, message: dict[str, Any]) -> None:
+    def write(self, line: bytes) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._writer.write(_encode(message) + b"\n")
+            self._writer.write(line + b"\n")
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         cause: Exception | None = None
@@ -133,9 +133,13 @@ class LinesConnection:
             headers["key"] = attempt.api_key
         asked = {"model": call.model, **call.body}
         message = {"id": number, "call": asked, "stream": attempt.streamed, "headers": headers, "query": endpoint.query}
+        try:
+            line = _encode(message)
+        except TypeError as error:
+            raise ConfigurationError("the call is no JSON", endpoint=self._address) from error
         exchange = self.exchanges[number] = LinesExchange(self, number, attempt)
         encoded_ns = time.perf_counter_ns()
-        self.write(message)
+        self.write(line)
         attempt.marks.sent_ns = time.perf_counter_ns()
         attempt.marks.parts += [("encode", begin_ns, encoded_ns), ("send", encoded_ns, attempt.marks.sent_ns)]
         return exchange

@@ -97,6 +97,18 @@ def test_listens_on_a_unix_socket(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_part_may_have_options() -> None:
+    arguments = ("--part", "websocket", "--option", "max_clients=0", "--option", "when_full=429")
+    with running(*arguments) as (url,):
+        parts = urlsplit(url)
+        assert parts.scheme == "ws"
+        assert parts.port is not None
+        connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=20)
+        connection.request("GET", "/v1/responses")
+        assert connection.getresponse().status == 429
+        connection.close()
+
+
 def test_an_address_that_is_taken_is_one_line_and_exit_code_1() -> None:
     with LoopbackServer() as server:
         done = subprocess.run(
@@ -110,7 +122,14 @@ def test_an_address_that_is_taken_is_one_line_and_exit_code_1() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--queue-ms", "-1"], "queue_s"), (["--part", "nothing"], "nothing"), (["--port", "x"], "--port")],
+    [
+        (["--queue-ms", "-1"], "queue_s"),
+        (["--part", "nothing"], "nothing"),
+        (["--port", "x"], "--port"),
+        (["--option", "max_clients"], "NAME=VALUE"),
+        (["--option", "max_clients=1"], "'sse' has no options: max_clients"),
+        (["--part", "websocket", "--option", "max_clients=many"], "max_clients"),
+    ],
 )
 def test_wrong_options_are_explained_with_exit_code_2(arguments: list[str], words: str) -> None:
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=20, check=False)

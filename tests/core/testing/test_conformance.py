@@ -36,7 +36,18 @@ def test_every_ability_is_needed_somewhere() -> None:
     }
     source = "".join(
         inspect.getsource(getattr(conformance, name))
-        for name in ("answers", "failures", "leaving", "limits", "loops", "privacy", "segments", "harness")
+        for name in (
+            "answers",
+            "dialling",
+            "failures",
+            "leaving",
+            "limits",
+            "loops",
+            "pressure",
+            "privacy",
+            "segments",
+            "harness",
+        )
     )
     for ability in ABILITIES:
         assert ability in needed or f'must("{ability}")' in source or f'can("{ability}")' in source, ability

@@ -12,4 +12,7 @@ class TestLines(TransportConformance):
     scheme = "lines"
     plugin = Plugin()
     part = Part()
-    cannot = {"embeddings": "the wire has one operation"}
+    cannot = {
+        "backpressure": "calls share a connection, and the wire has no word to stop one of them",
+        "embeddings": "the wire has one operation",
+    }

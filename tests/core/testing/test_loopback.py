@@ -16,7 +16,7 @@ import pytest
 
 from spanwire.endpoint import TLS
 from spanwire.errors import ConfigurationError, PluginError
-from spanwire.testing import Answer, LoopbackPart, LoopbackServer, Request, Script
+from spanwire.testing import Answer, LoopbackPart, LoopbackServer, Request, Script, echo
 from spanwire.testing import loopback as loopback_module
 
 
@@ -59,6 +59,17 @@ def test_answers_with_a_sentence_made_of_the_last_user_message(client: Client) -
     assert client.say("  What is\nup? ") == "You said: What is up?"
     assert client.say(" ".join("abcdefghijklmnop")) == "You said: a b c d e f g h i j k l…"
     assert client.say("") == "Hello from the loopback server."
+
+
+def test_answers_the_input_of_a_request_that_has_no_messages() -> None:
+    def said(**body: Any) -> str:
+        raw = json.dumps(body).encode()
+        request = Request(method="POST", path="/", query="", headers={}, raw=raw, connection=1)
+        return "".join(echo(request).tokens)
+
+    assert said(input="What is up?") == "You said: What is up?"
+    assert said(input=[{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]) == "You said: hi"
+    assert said(input=3) == "Hello from the loopback server."
 
 
 def test_a_script_stays_until_the_next_one_that_was_queued(server: LoopbackServer, client: Client) -> None:
@@ -272,6 +283,7 @@ def test_a_url_never_names_the_address_that_means_any() -> None:
     [
         ({"scripts": Script()}, r"\[ \]"),
         ({"scripts": ["hello"]}, "is a Script"),
+        ({"options": {"loud": True}}, "'sse' has no options: loud"),
         ({"part": "carrier-pigeon"}, "carrier-pigeon.*installed: .*sse"),
     ],
 )

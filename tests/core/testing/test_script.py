@@ -79,6 +79,10 @@ def test_lists_become_tuples_so_that_a_script_cannot_change() -> None:
         ({"hang_after": 1.5}, "hang_after"),
         ({"drop_after": 1, "hang_after": 1}, "choose one"),
         ({"drop_mode": "abort"}, "drop_mode"),
+        ({"drop_mode": 1006}, "drop_mode"),
+        ({"drop_mode": 1005}, "drop_mode"),
+        ({"drop_mode": 5000}, "drop_mode"),
+        ({"drop_mode": True}, "drop_mode"),
         ({"dimensions": 0}, "dimensions"),
         ({"server_timing": "vLLM"}, "server_timing=.* must be one of vllm, llama.cpp, groq, cerebras"),
         ({"server_timing": ["vllm"]}, "server_timing"),
@@ -87,6 +91,11 @@ def test_lists_become_tuples_so_that_a_script_cannot_change() -> None:
 def test_a_value_that_cannot_be_meant_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Script(**fields)
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1012, 3000, 4999])
+def test_a_close_code_is_a_way_to_drop(code: int) -> None:
+    assert Script(drop_after=1, drop_mode=code).drop_mode == code
 
 
 def test_a_tool_needs_a_name_and_text() -> None:

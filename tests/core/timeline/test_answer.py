@@ -440,3 +440,49 @@ def test_what_a_truthful_server_says_comes_back(
             expected["model", "decode"] = (decode, "reported")
         expected["unattributed", ""] = (more, "measured")
     assert dict(Timeline(record).pieces) == {key: row for key, row in expected.items() if row[0]}
+
+
+# --- the server's word that it has begun ---------------------------------------------------------------------------------
+
+
+def begun(started_ms: float | None, rtt_ms: float | None = 80, **said: Any) -> Timeline:
+    times = {"first_byte": 85, "first_chunk": 85} | ({} if started_ms is None else {"started": started_ms})
+    exchange = marks(rtt_ms=rtt_ms, **(STREAM | times))
+    return timeline(warm(0, 340, exchange, reported=reported(**said) if said else None))
+
+
+def test_the_time_until_the_server_has_begun_less_the_round_trip_is_its_queue() -> None:
+    assert pieces(begun(120)) == {
+        "queue.server": (40, "estimated"),
+        "network.to_and_back": (80, "estimated"),
+        "model.prefill": (70, "estimated"),
+        "model.decode": (150, "estimated"),
+    }
+
+
+@pytest.mark.parametrize(("started_ms", "queue_ms"), [(80.9, None), (81, 1), (79, None), (189.9, 109.9)])
+def test_a_wait_that_is_shorter_than_a_millisecond_is_no_queue(started_ms: float, queue_ms: float | None) -> None:
+    found = pieces(begun(started_ms))
+    if queue_ms is None:
+        assert "queue.server" not in found
+    else:
+        assert found["queue.server"][0] == pytest.approx(queue_ms)
+        assert found["queue.server"][1] == "estimated"
+    assert found["model.prefill"][0] == pytest.approx(110 - (queue_ms or 0))
+
+
+@pytest.mark.parametrize("started_ms", [None, 0, 190, 250])
+def test_a_word_that_was_not_said_or_that_came_with_the_content_divides_nothing(started_ms: float | None) -> None:
+    found = pieces(begun(started_ms))
+    assert "queue.server" not in found
+    assert found["model.prefill"] == (110, "estimated")
+
+
+@pytest.mark.parametrize("rtt_ms", [None, 400])
+def test_without_a_round_trip_that_fits_it_is_not_known_how_much_of_it_was_queue(rtt_ms: float | None) -> None:
+    assert pieces(begun(120, rtt_ms)) == pieces(begun(None, rtt_ms))
+
+
+def test_what_the_server_reports_of_its_queue_is_better_than_its_word() -> None:
+    assert pieces(begun(120, queue=10))["queue.server"] == (10, "reported")
+    assert "queue.server" not in pieces(begun(120, prefill=100))

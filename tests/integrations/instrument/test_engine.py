@@ -197,6 +197,31 @@ def test_a_server_that_is_not_there(hx: ModuleType, seen: Seen, closed_port: int
     assert "handshake" in seen.timelines[0].segments
 
 
+@pytest.mark.parametrize(
+    "origin", ["://127.0.0.1", "http://", "ftp://127.0.0.1", "http://127.0.0.1:123456", "http://127.0.0.1:0"]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/anything"])
+def test_a_url_that_leads_nowhere_fails_as_without_us(
+    hx: ModuleType, origin: str, path: str, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failed(client: Any) -> BaseException:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+            await _whole(client, f"{origin}{path}")
+        return caught.value
+
+    async def main() -> tuple[BaseException, BaseException]:
+        async with hx.AsyncClient() as client:
+            bare = await failed(client)
+        client = ours(hx, seen)
+        got = await failed(client)
+        await close(client, seen)
+        return bare, got
+
+    bare, got = run(main)
+    assert (type(got), str(got)) == (type(bare), str(bare))
+    assert not [record for record in caplog.records if record.name.startswith("spanwire")]
+
+
 def test_a_certificate_that_is_not_trusted(hx: ModuleType, seen: Seen) -> None:
     async def main(server: LoopbackServer) -> None:
         client = ours(hx, seen)

@@ -276,6 +276,23 @@ def test_a_server_that_is_not_there(hx: ModuleType, seen: Seen, closed_port: int
     assert isinstance(caught.value, hx.HTTPError)
 
 
+NOWHERE = ("://127.0.0.1", "http://", "ftp://127.0.0.1", "http://127.0.0.1:123456", "http://127.0.0.1:0")
+
+
+@pytest.mark.parametrize("origin", NOWHERE)
+def test_a_url_that_leads_nowhere_fails_as_without_us(
+    hx: ModuleType, origin: str, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failed(client: Any) -> BaseException:
+        with client, pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+            _whole(client, f"{origin}/v1/chat/completions")
+        return caught.value
+
+    bare, got = failed(hx.Client()), failed(seen.client(hx))
+    assert (type(got), str(got)) == (type(bare), str(bare))
+    assert not [record for record in caplog.records if record.name.startswith("spanwire")]
+
+
 def test_requests_that_are_no_inference_pass_untouched(hx: ModuleType, seen: Seen) -> None:
     got: list[Any] = []
 

@@ -37,8 +37,8 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def wrong_with(body: Mapping[str, Any], *, continued: bool = False) -> str | None:
-    """What OpenAI's API would refuse in a request. ``continued``: it has the messages before these already."""
+def wrong_with(body: Mapping[str, Any]) -> str | None:
+    """What OpenAI's API would refuse in a request."""
     if unknown := body.keys() - PARAMETERS:
         return f"unknown parameters: {sorted(unknown)}"
     if nothing := [name for name, value in body.items() if value is None]:
@@ -60,7 +60,7 @@ def wrong_with(body: Mapping[str, Any], *, continued: bool = False) -> str | Non
             if not isinstance(call["function"]["arguments"], str) or not call["id"]:
                 return f"messages[{number}]: a tool call without id, or with arguments that are no text"
             called.add(call["id"])
-        if role == "tool" and message.get("tool_call_id") not in called and not continued:
+        if role == "tool" and message.get("tool_call_id") not in called:
             return f"messages[{number}]: the result of a call that was not made"
     return None
 
@@ -91,12 +91,9 @@ def _wrong_with_content(message: Mapping[str, Any]) -> str | None:
 def answer(request: Request) -> Script:
     """What the standard suites ask of a model."""
     body = request.body
-    return Script() if "input" in body else answer_to(body)
-
-
-def answer_to(body: Mapping[str, Any], *, continued: bool = False) -> Script:
-    """The same for the body of a chat request."""
-    problem = wrong_with(body, continued=continued)
+    if "input" in body:
+        return Script()
+    problem = wrong_with(body)
     if problem is not None:
         return Script(status=400, body=json.dumps({"error": {"message": problem, "code": "bad_request"}}).encode())
     headers = {"x-request-id": "req-1", "openai-processing-ms": "3"}

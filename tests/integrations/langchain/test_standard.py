@@ -15,27 +15,27 @@ SKIPPED = {
     "unit": {"test_serdes"},
     # Measures with recorded answers (VCR records HTTP clients that we do not use); benchmarks/ measures for real.
     "integration": {"test_stream_time"},
+    # The Responses API has neither.
+    "responses": {"test_stream_time", "test_stop_sequence", "test_audio_inputs"},
 }
 #: As of langchain-tests 1.1.9; more in newer ones.
-AT_LEAST = {"unit": 12, "integration": 100}
+AT_LEAST = {"unit": 12, "integration": 100, "responses": 90}
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["unit", "integration"])
-def test_the_suite_passes(name: str, tmp_path: Path) -> None:
-    outcome, output = run_suite(name, tmp_path, python=sys.executable)
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("unit", "sse"),
+        ("integration", "sse"),
+        ("integration", "grpc"),
+        ("responses", "sse"),
+        ("responses", "websocket"),
+    ],
+)
+def test_the_suite_passes(name: str, part: str, tmp_path: Path) -> None:
+    outcome, output = run_suite(name, tmp_path, python=sys.executable, part=part)
     assert not outcome.counts["failure"], output
     assert not outcome.counts["error"], output
     assert outcome.skipped == SKIPPED[name], output
     assert outcome.counts["passed"] >= AT_LEAST[name], output
-
-
-@pytest.mark.timeout(180)
-def test_the_suite_passes_over_websocket(tmp_path: Path) -> None:
-    """In the Responses schema, one request at a time on a socket; embeddings it has none."""
-    outcome, output = run_suite("integration", tmp_path, python=sys.executable, part="websocket", select="TestChat")
-    assert not outcome.counts["failure"], output
-    assert not outcome.counts["error"], output
-    # The schema knows no `stop` (langchain-openai marks the same test), and no sound in a message: said before anything is sent.
-    assert outcome.skipped == SKIPPED["integration"] | {"test_stop_sequence", "test_audio_inputs"}, output
-    assert outcome.counts["passed"] >= 90, output

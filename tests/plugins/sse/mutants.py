@@ -380,6 +380,29 @@ def start_waits_for_the_answer() -> None:
     patch(SSEConnection, start=started)
 
 
+@mutant("test_a_call_that_cannot_be_written_costs_no_connection")
+def a_call_that_cannot_be_written_throws_the_connection_away() -> None:
+    async def started(self: Any, call: Any, attempt: Any) -> Any:
+        try:
+            return await start(self, call, attempt)
+        except SpanwireError:
+            self.abort()
+            raise
+
+    patch(SSEConnection, start=started)
+
+
+@mutant("test_a_call_that_cannot_be_written_costs_no_connection")
+def what_the_encoder_raises_comes_through() -> None:
+    async def started(self: Any, call: Any, attempt: Any) -> Any:
+        try:
+            return await start(self, call, attempt)
+        except SpanwireError as error:
+            raise error.__cause__ or error from None
+
+    patch(SSEConnection, start=started)
+
+
 @mutant("test_a_break_after_the_finish_reason_keeps_the_connection")
 def a_break_throws_the_connection_away() -> None:
     patch(HTTPExchange, complete=property(lambda self: False))
@@ -418,6 +441,71 @@ def a_task_for_each_connection_that_never_ends() -> None:
 def a_socket_for_each_connection_that_is_never_closed() -> None:
     sockets: list[Any] = []
     connecting(lambda *_: sockets.append(socket.socketpair()))
+
+
+# --- dialling, and a consumer that does not read ------------------------------------------------------------------------
+
+
+@mutant("test_a_dial_that_is_cancelled_leaves_nothing")
+def a_dial_goes_on_when_it_is_cancelled() -> None:
+    async def shielded(self: Any, endpoint: Any, attempt: Any) -> Any:
+        return await asyncio.shield(asyncio.ensure_future(connect(self, endpoint, attempt)))
+
+    patch(SSETransport, connect=shielded)
+
+
+@mutant("test_a_dial_that_is_cancelled_leaves_nothing")
+def a_cancelled_dial_leaves_its_socket_open() -> None:
+    async def dialled(self: Any, endpoint: Any, attempt: Any) -> Any:
+        sock = socket.socket()
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, endpoint.origin[1:])
+        await asyncio.sleep(0.001)  # the handshake
+        sock.close()
+        return await connect(self, endpoint, attempt)
+
+    patch(SSETransport, connect=dialled)
+
+
+@mutant("test_a_dial_that_is_cancelled_leaves_nothing")
+def a_cancelled_dial_is_begun_anew() -> None:
+    async def stubborn(self: Any, endpoint: Any, attempt: Any) -> Any:
+        try:
+            return await connect(self, endpoint, attempt)
+        except asyncio.CancelledError:
+            return await connect(self, endpoint, attempt)
+
+    patch(SSETransport, connect=stubborn)
+
+
+@mutant("test_a_dial_that_is_cancelled_leaves_nothing")
+def a_cancelled_upgrade_leaves_its_connection_open() -> None:
+    async def upgraded(self: Any, endpoint: Any, attempt: Any) -> Any:
+        connection = await connect(self, endpoint, attempt)
+        await asyncio.sleep(0.001)  # a round trip more: an upgrade, a login
+        return connection
+
+    patch(SSETransport, connect=upgraded)
+
+
+@mutant("test_a_consumer_that_does_not_read_stops_the_server")
+def a_consumer_that_does_not_read_stops_nobody() -> None:
+    patch(HTTPExchange, on_high=lambda self: None)
+
+
+@mutant("test_a_consumer_that_does_not_read_stops_the_server")
+def the_mark_is_never_looked_at() -> None:
+    def on_batch(self: Any) -> None:
+        high, self._high = self._high, 1 << 40
+        exchange["on_batch"](self)
+        self._high = high
+
+    patch(HTTPExchange, on_batch=on_batch)
+
+
+@mutant("test_a_consumer_that_does_not_read_stops_the_server")
+def what_was_stopped_never_goes_on() -> None:
+    patch(HTTPExchange, on_low=lambda self: None)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -811,6 +811,31 @@ def test_answers_that_were_left_leave_no_task() -> None:
     assert [thread for thread in threading.enumerate() if "loopback" in thread.name] == []
 
 
+# --- a dialect that it does not know ----------------------------------------------------------------------------------
+
+
+def test_bytes_of_ones_own_are_played_at_any_path(server: LoopbackServer, client: Client) -> None:
+    server.script(Script(body=b'{"mine": 1}'), times=1)
+    server.script(Script(writes=[b"data: 1\n\n", b"data: 2\n\n"], content_type="text/event-stream"), times=1)
+    server.script(lambda request: Script(body=request.path.encode(), status=418), times=1)
+    assert client.ask({"any": "thing"}, "/v1/messages").json == {"mine": 1}
+    answer = client.ask([], "/generate?q=1")
+    assert (answer.headers["content-type"], answer.body) == ("text/event-stream", b"data: 1\n\ndata: 2\n\n")
+    answer = client.ask({}, "/teapot")
+    assert (answer.status, answer.body) == (418, b"/teapot")
+    assert client.ask({}, "/teapot").status == 404  # the default has none
+
+
+def test_a_function_that_fails_at_such_a_path_is_a_fault(lenient: LoopbackServer) -> None:
+    def fails(request: Request) -> Script:
+        raise ValueError("no script")
+
+    lenient.script(fails)
+    with Client(lenient) as client:
+        assert client.ask({}, "/teapot").status == 500
+    assert "no script" in lenient.faults[0]
+
+
 # --- what clients do wrong --------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,8 @@ _DEFAULT_SUBJECT = "spanwire.chat"
 _OURS = frozenset({"allow_reconnect", "closed_cb", "connect_timeout", "error_cb", "max_reconnect_attempts", "servers"})
 _SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _GOODBYE_S = 1.0
+#: A cancel that was swallowed is repeated after this time, in seconds.
+_AGAIN_S = 0.01
 
 
 class NATSTransport:
@@ -63,7 +65,7 @@ class NATSTransport:
         host = f"[{endpoint.origin.host}]" if ":" in endpoint.origin.host else endpoint.origin.host
         marks.begin("connect", time.perf_counter_ns())
         try:
-            await connection.open(f"nats://{host}:{endpoint.origin.port or 4222}", _arguments(endpoint))
+            await _until_it_ends(connection.open(f"nats://{host}:{endpoint.origin.port or 4222}", _arguments(endpoint)))
         except (OSError, nats.errors.Error, TimeoutError) as error:
             cause = connection.failure or error
             await connection.aclose()
@@ -78,6 +80,24 @@ class NATSTransport:
             raise
         marks.end("connect", time.perf_counter_ns())
         return connection
+
+
+async def _until_it_ends(work: Coroutine[Any, Any, None]) -> None:
+    """Await it so that a cancel is kept, and ends it.
+
+    The library waits with asyncio.wait_for, which on Python 3.11 swallows a cancel that comes together with the result.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=_AGAIN_S)
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not log it
+        raise
+    await task
 
 
 def _arguments(endpoint: Endpoint) -> Mapping[str, Any]:

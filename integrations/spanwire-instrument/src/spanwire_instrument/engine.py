@@ -36,7 +36,7 @@ from spanwire.run import Prepared
 from spanwire.timeline import ConnectionUse, Marks
 from spanwire.transport import Attempt, Connection, Exchange, TransportSpec
 
-from .watched import Settings, Watched, endpoint_of
+from .watched import Settings, Watched, endpoint_of, leads_somewhere
 
 __all__ = ["Engine"]
 
@@ -162,7 +162,7 @@ class Engine:
 
     def takes(self, request: Any) -> bool:
         """Whether the request can go over our connections: its body is there, and HTTP/1.1 has nothing special in it."""
-        if request.method in ("HEAD", "CONNECT") or request.url.scheme not in ("http", "https"):
+        if request.method in ("HEAD", "CONNECT") or not leads_somewhere(request.url):
             return False
         headers = request.headers
         if "transfer-encoding" in headers or "upgrade" in headers or "expect" in headers:

@@ -29,7 +29,7 @@ from spanwire.witness import PAUSE_NS
 
 from .drain import DRAIN_BYTES, DRAIN_S, WAIT_S, DrainBook
 from .recognise import recognise
-from .watched import TRACE_HEADERS, Settings, Watched, headers_of
+from .watched import TRACE_HEADERS, Settings, Watched, headers_of, leads_somewhere
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -109,7 +109,7 @@ class _Common:
         host = url.raw_host.decode("ascii")
         path = url.raw_path.partition(b"?")[0].decode("ascii")
         asked = recognise(request.method, host, path, content_type.decode("latin-1"), body, self.settings.rules)
-        if asked is None:
+        if asked is None or not leads_somewhere(url):
             return None
         watched = Watched(
             asked,

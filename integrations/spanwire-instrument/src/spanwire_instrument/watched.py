@@ -19,7 +19,7 @@ from spanwire.witness import Witness
 
 from .recognise import DEFAULT_RULES, Recognised, Rules
 
-__all__ = ["TRACE_HEADERS", "Settings", "Tail", "Watched", "endpoint_of", "headers_of"]
+__all__ = ["TRACE_HEADERS", "Settings", "Tail", "Watched", "endpoint_of", "headers_of", "leads_somewhere"]
 
 #: Headers by which a request belongs to a trace already.
 TRACE_HEADERS = frozenset(name.encode() for name in _TRACE_HEADERS)
@@ -51,6 +51,12 @@ def endpoint_of(scheme: str, host: str, port: int | None) -> Endpoint:
     """One object for each origin: it keeps the labels of its spans."""
     name = f"[{host}]" if ":" in host else host
     return Endpoint(f"{scheme}://{name}:{port}" if port else f"{scheme}://{name}", proxy=None)
+
+
+def leads_somewhere(url: Any) -> bool:
+    """Whether there can be an endpoint behind this URL of an httpx-like library. Elsewhere the library is to complain."""
+    port: int | None = url.port
+    return url.scheme in ("http", "https") and bool(url.raw_host) and (port is None or 0 < port < 65536)
 
 
 def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """spanwire over HTTP and server-sent events: chat (streamed or not) and embeddings on OpenAI-compatible servers.
 
+``Endpoint(dialect="responses")`` speaks OpenAI's Responses API instead of chat completions.
+
 Nothing here needs to be imported by hand: spanwire loads it for ``http://`` and ``https://`` endpoints. A dialect of
 your own registers with ``Dialect(transport="sse", name=..., codec=...)``, where the codec is a :class:`Codec`.
 """
@@ -10,12 +12,14 @@ from spanwire.hookspecs import hookimpl
 from spanwire.transport import Dialect, TransportSpec
 
 from .codec import OPTIONS, TIMING_FIELDS, TIMING_HEADERS, OpenAIChat
+from .responses import OpenAIResponses
 from .transport import SSETransport
 
 __all__ = [
     "AnswerDecoder",
     "Codec",
     "OpenAIChat",
+    "OpenAIResponses",
     "Request",
     "SSETransport",
     "register_dialects",
@@ -38,7 +42,7 @@ def register_transports() -> list[TransportSpec]:
 
 @hookimpl
 def register_dialects() -> list[Dialect]:
-    """``openai``: chat completions and embeddings."""
+    """``openai``: chat completions and embeddings. ``responses``: the Responses API, and the same embeddings."""
     return [
         Dialect(
             transport="sse",
@@ -49,5 +53,14 @@ def register_dialects() -> list[Dialect]:
             default=True,
             timing_fields=TIMING_FIELDS,
             timing_headers=TIMING_HEADERS,
-        )
+        ),
+        # Without the fields that ask for times: OpenAI refuses what its schema does not have, and no server is known that
+        # takes them here.
+        Dialect(
+            transport="sse",
+            name="responses",
+            codec=OpenAIResponses(),
+            operations=frozenset({"chat", "embeddings"}),
+            timing_headers=TIMING_HEADERS,
+        ),
     ]

@@ -39,8 +39,11 @@ class AnswerDecoder(Protocol):
     """State of one answer.
 
     Attributes:
-        done: the terminal event has been seen.
+        done: the terminal event has been seen. Looked at after each event that gave no chunk: one that brings a chunk
+            does not end the answer. Where the last event has both, keep the chunk for :meth:`end`.
         id, model: as the server gave them, once known.
+        created: optional: the answer has begun, by an event that gives no chunk.
+        finish_reason: optional: once it is known. From then on a caller who leaves costs nobody a connection.
         usage: optional: the last count of tokens that was seen.
         late_events: optional: raw JSON of the last events, or of the whole answer, where servers put their timing.
     """
@@ -53,7 +56,8 @@ class AnswerDecoder(Protocol):
         """One event of a stream; None for one that carries nothing for the caller. Raises ServerError, ProtocolError."""
 
     def end(self) -> Chunk | None:
-        """The stream has ended; may give a last chunk. Raises Truncated if the answer is not complete."""
+        """The stream has ended, by its terminal event or with its message; may give a last chunk. Called once. Raises
+        Truncated if the answer is not complete."""
 
     def whole(self, body: bytes) -> Item:
         """A whole answer that is not a stream. Raises ServerError, ProtocolError."""

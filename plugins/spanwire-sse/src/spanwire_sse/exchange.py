@@ -159,6 +159,16 @@ class HTTPExchange(Inbox):
             self._last_item = items[-1]
             self._marks.last_chunk_ns = self._http.arrival_ns
 
+    def _stamp_last(self, last: Item) -> None:
+        """The chunk of the answer's end: of what did come now, or where nothing else came."""
+        marks, now_ns = self._marks, self._http.arrival_ns
+        if isinstance(last, Chunk) and last.has_content:
+            marks.first_chunk_ns = marks.first_chunk_ns or now_ns
+            marks.first_content_ns = marks.first_content_ns or now_ns
+            marks.last_chunk_ns = now_ns
+        elif marks.first_chunk_ns and not marks.last_chunk_ns:
+            marks.last_chunk_ns = now_ns
+
     def _sniff(self, data: bytes) -> None:
         if self._body or data[:5] != b"data:":  # else it is what nearly every stream begins with
             start = b"".join([*self._body, data])
@@ -215,6 +225,8 @@ class HTTPExchange(Inbox):
                 marks.first_content_ns = now_ns
                 if self._parser is not None:
                     self._parser.on_event = self._later_event
+        elif not self._marks.first_chunk_ns and getattr(self._decoder, "created", False):
+            self._marks.first_chunk_ns = self._http.arrival_ns  # the first thing that came, as a chat answer's role is
 
     def _later_event(self, name: bytes, data: bytes) -> None:
         chunk = self._decode(name, data)
@@ -323,6 +335,7 @@ class HTTPExchange(Inbox):
         if last is not None:
             self._items.append(last)
             self._last_item = last  # which did not come now
+            self._stamp_last(last)
 
     def _read_ignored(self, lines: list[bytes]) -> None:
         """The standard ignores lines of unknown fields; where no answer is complete they may say why."""

@@ -1,4 +1,4 @@
-"""HTTP/1.1 with server-sent events for the loopback server: OpenAI-compatible chat and embeddings, as scripted.
+"""HTTP/1.1 with server-sent events for the loopback server: OpenAI-compatible chat, responses and embeddings, as scripted.
 
 Every connection is one ``asyncio.Protocol`` over llhttp; every answer is one task, cancelled when its client leaves.
 An answer is a :class:`_Plan`: the waits before it, and then a :class:`_Message`: a head, frames with the wait before
@@ -28,6 +28,7 @@ import msgspec
 from spanwire.calls import Usage
 from spanwire.testing.loopback import Book, Request
 from spanwire.testing.reports import DIALECTS
+from spanwire.testing.responses_events import response_events, whole_response
 from spanwire.testing.script import Script
 
 __all__ = ["PART"]
@@ -120,11 +121,16 @@ class _Report:
         make = dialect.stream_headers if streamed else dialect.headers
         return make(self._request.times) if make is not None else {}
 
+    def fields(self) -> dict[str, Any]:
+        """What a whole answer says."""
+        if self._dialect is None or self._dialect.fields is None:
+            return {}
+        return self._dialect.fields(self._request.times)
+
     def into(self, answer: dict[str, Any]) -> None:
         """Merge it into a whole answer."""
-        if self._dialect is not None and self._dialect.fields is not None:
-            for name, value in self._dialect.fields(self._request.times).items():
-                answer[name] = {**answer.get(name, {}), **value}
+        for name, value in self.fields().items():
+            answer[name] = {**answer.get(name, {}), **value}
 
     def tail(self, event: str, *, last: bool) -> bytes:
         """The members to add to the event with the ``finish`` reason or the ``usage``, with a comma before them."""
@@ -243,6 +249,15 @@ def _chat_events(script: Script, body: Mapping[str, Any], report: _Report) -> It
         yield wait_s, paced, False, b"data: [DONE]\n\n"
 
 
+def _responses_events(
+    script: Script, body: Mapping[str, Any], report: _Report
+) -> Iterator[tuple[float, bool, bool, bytes]]:
+    """The steps of a streamed Responses answer. The schema's streams end without ``[DONE]``."""
+    for step in response_events(script, body, timing=report.fields):
+        events = [b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event)) for event in step.events]
+        yield step.wait_s, step.paced, step.content, b"".join(events)
+
+
 def _embeddings(script: Script, body: Mapping[str, Any]) -> bytes:
     given = body.get("input")
     is_list = isinstance(given, list) and not (given and isinstance(given[0], int))  # a list of ids is one input
@@ -287,6 +302,11 @@ def _wrong_with(operation: str, body: Any) -> str | None:
         return "model must be text"
     if operation == "chat" and not (isinstance(body.get("messages"), list) and body["messages"]):
         return "messages must be a list that is not empty"
+    if operation == "responses":
+        if not isinstance(body.get("input"), (str, list)):
+            return "input must be a text or a list"
+        if "messages" in body:
+            return "messages is no parameter of this API; did you mean input?"
     if operation == "embeddings":
         if not isinstance(body.get("input"), (str, list)) or not body["input"]:
             return "input must be a text or a list that is not empty"
@@ -397,20 +417,23 @@ def _plan_writes(script: Script, writes: Iterable[bytes]) -> Iterator[tuple[floa
 
 
 def _plan(operation: str, script: Script, request: Request, body: Mapping[str, Any], *, keep_alive: bool) -> _Plan:
-    streamed = operation == "chat" and body.get("stream") is True
+    streamed = operation != "embeddings" and body.get("stream") is True
     report = _Report(script, request)
     content_type = "text/event-stream; charset=utf-8" if streamed else "application/json"
     if script.writes is not None:
         writes = _plan_writes(script, script.writes)
         return _plan_stream(script, writes, content_type, report, keep_alive=keep_alive, streamed=streamed)
     if streamed and script.body is None and script.status < 400:
-        return _plan_stream(script, _chat_events(script, body, report), content_type, report, keep_alive=keep_alive)
+        events = _responses_events if operation == "responses" else _chat_events
+        return _plan_stream(script, events(script, body, report), content_type, report, keep_alive=keep_alive)
 
     def whole() -> bytes:
         if script.body is not None:
             return script.body
         if script.status >= 400:
             return _error(script.status, f"status {script.status}, as scripted")
+        if operation == "responses":
+            return _encode(whole_response(script, body, timing=report.fields))
         return _embeddings(script, body) if operation == "embeddings" else _whole_chat(script, body, report)
 
     return _plan_body(script, whole, report, keep_alive=keep_alive)
@@ -580,9 +603,14 @@ class _Connection(asyncio.Protocol):
             )
             return self._say(200, body, request, keep_alive=keep_alive)
         operation = next((name for end, name in _OPERATIONS.items() if path.endswith(end)), None)
-        if operation is None:
-            words = _error(404, f"there is nothing at {request.method} {request.path}")
-            return self._say(404, words, request, keep_alive=keep_alive)
+        if operation is None:  # another dialect's, if a script has its bytes
+
+            def canned() -> Script | None:
+                return self._book.canned_for(request) if request.method == "POST" else None
+
+            fields = request.body
+            fields = fields if isinstance(fields, dict) else {}
+            return self._scripted(canned, "chat", request, fields, keep_alive=keep_alive)
         if request.method != "POST":
             words = _error(405, f"{request.path} takes POST, not {request.method}")
             return self._say(405, words, request, keep_alive=keep_alive)
@@ -590,8 +618,24 @@ class _Connection(asyncio.Protocol):
         wrong = _wrong_with(operation, body)
         if wrong is not None:
             return self._say(400, _error(400, wrong), request, keep_alive=keep_alive)
+        return self._scripted(
+            lambda: self._book.script_for(request, body["model"]), operation, request, body, keep_alive=keep_alive
+        )
+
+    def _scripted(
+        self,
+        next_script: Callable[[], Script | None],
+        operation: str,
+        request: Request,
+        body: Mapping[str, Any],
+        *,
+        keep_alive: bool,
+    ) -> tuple[Script, _Plan]:
         try:
-            script = self._book.script_for(request, body["model"])
+            script = next_script()
+            if script is None:
+                words = _error(404, f"there is nothing at {request.method} {request.path}")
+                return self._say(404, words, request, keep_alive=keep_alive)
             if self._http_1_0:  # which knows no chunks
                 script = msgspec.structs.replace(script, chunked=False)
             return script, _plan(operation, script, request, body, keep_alive=keep_alive)
@@ -730,7 +774,7 @@ class _Connection(asyncio.Protocol):
         self.drop(abort=False)
 
 
-_OPERATIONS = {"/chat/completions": "chat", "/embeddings": "embeddings"}
+_OPERATIONS = {"/chat/completions": "chat", "/responses": "responses", "/embeddings": "embeddings"}
 
 
 #: asyncio accepts a connection some turns of the loop before it makes its transport, which fails, and leaves the socket

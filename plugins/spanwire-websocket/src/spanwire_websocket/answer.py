@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ResponsesExchange"]
 
-#: Items that may lie unread before the peer is stopped: of some 200 bytes, 16 MB. Many more than on other transports,
-#: since a socket that is not read answers no pings either, and is given up by the server.
-_HIGH = 65_536
+#: What may lie unread before the peer is stopped, in bytes: much more than on other transports, since a socket that is not
+#: read answers no pings either, and is given up by the server. Longer than any answer of words.
+_HIGH_BYTES = 8 * 1024 * 1024
+#: As many items are counted the first time, and each time twice as many.
+_COUNT_FROM = 64
 
 
 class ResponsesExchange(Inbox):
@@ -36,6 +38,7 @@ class ResponsesExchange(Inbox):
         "_attempt",
         "_calls",
         "_connection",
+        "_count_at",
         "_decode",
         "_decoder",
         "_done",
@@ -58,7 +61,8 @@ class ResponsesExchange(Inbox):
     def __init__(
         self, connection: ChatConnection, call: Outgoing, parent: Conversation | None, attempt: Attempt
     ) -> None:
-        super().__init__(high=_HIGH)
+        super().__init__(high=1 << 62)
+        self._count_at = _COUNT_FROM
         self._connection = connection
         self._socket: WebSocket = connection.socket
         self._outgoing = call
@@ -116,7 +120,7 @@ class ResponsesExchange(Inbox):
         if self._done:
             return
         try:
-            chunk = self._decode(b"", bytes(data))
+            chunk = self._decode(b"", data if type(data) is bytes else bytes(data))
         except SpanwireError as error:
             self._refused(error)
             return
@@ -140,6 +144,16 @@ class ResponsesExchange(Inbox):
             if self._items:
                 self._marks.last_chunk_ns = now_ns
         self.wake()
+        if len(self._items) >= self._count_at:
+            self._count()
+
+    def _count(self) -> None:
+        """Not for each message: in all, each item is looked at twice."""
+        size = sum(len(item.raw) for item in self._items if isinstance(item, Chunk))
+        self._count_at = 2 * len(self._items)
+        if size >= _HIGH_BYTES and not (self._paused or self._ended):
+            self._paused = True
+            self.on_high()
 
     def _terminal(self) -> None:
         """The answer is complete, and with it the turn on the socket."""
@@ -238,6 +252,7 @@ class ResponsesExchange(Inbox):
         self._socket.pause_reading()
 
     def on_low(self) -> None:
+        self._count_at = _COUNT_FROM
         marks, now_ns = self._marks, time.perf_counter_ns()
         if self._paused_since_ns:
             if marks.first_content_ns:

@@ -4,7 +4,7 @@ servers that speak these schemas behave (the table in docs/websocket.md)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ from spanwire.errors import (
 
 from .socket import Closed
 
-__all__ = ["closed_error", "judge", "refused_upgrade"]
+__all__ = ["closed_error", "judge", "refused_at_once", "refused_upgrade"]
 
 _SHOWN = 200
 #: Statuses by which a server, or a proxy before it, says that no further client fits: it does when one has left.
@@ -184,6 +184,20 @@ def _closed_error(closed: Closed, address: str, max_bytes: int, begun: bool, wha
         limited.full = not begun
         return limited
     return ConnectionFailed(f"the server closed with {code}{reason}", endpoint=address, phase=phase, retryable=False)
+
+
+def refused_at_once(closed: Closed, messages: Sequence[bytes], address: str, *, max_bytes: int) -> SpanwireError:
+    """A socket that was accepted, and closed before anything was sent on it: the way in which some servers refuse.
+
+    Args:
+        messages: the texts that came before the close frame: the last one may be an error event, which says more.
+        max_bytes: ``Limits.max_event_bytes``.
+    """
+    words = _said(messages[-1]) if messages and b'"error"' in messages[-1] else ""
+    if words and words not in closed.reason:
+        closed = closed._replace(reason=f"{closed.reason} ({words})" if closed.reason else words)
+    # 1011 is how servers say that what is behind them has failed: nothing was sent, so that it may be tried again.
+    return closed_error(closed, address, max_bytes=max_bytes, asked=closed.code != 1011, what="session")
 
 
 def judge(error: ServerError, *, begun: bool, closing: bool, own_parent: bool) -> bool:

@@ -28,7 +28,7 @@ from websockets.typing import Subprotocol
 from spanwire.testing.loopback import Book
 from spanwire.testing.responses_events import error_event
 
-from .loopback_connection import Gone, Peer
+from .loopback_connection import GOODBYE_S, Gone, Peer
 from .loopback_gate import Gate, kind_of
 from .loopback_raw import Raw
 from .loopback_realtime import Realtime
@@ -37,8 +37,6 @@ from .loopback_rules import Rules
 
 __all__ = ["PART", "WebSocketPart"]
 
-#: How long a closing connection waits for the client's goodbye, in seconds. The library's own default is 10.
-_GOODBYE_S = 1.0
 _BACKLOG = 4096
 #: asyncio accepts a connection some turns of the loop before it makes its transport, which fails, and leaves the socket
 #: to nobody, if the server was closed in between (CPython 3.11 to 3.13: an assertion in Server._attach).
@@ -81,7 +79,7 @@ class _Listener:
         await asyncio.gather(*(peer.wait_closed() for peer in peers))
         # Not for ever: from Python 3.12 on it also waits for clients that never finish their TLS handshake.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._server.wait_closed(), _GOODBYE_S)
+            await asyncio.wait_for(self._server.wait_closed(), GOODBYE_S)
         self._remove_socket()
 
     def _remove_socket(self) -> None:
@@ -139,7 +137,7 @@ class WebSocketPart:
             open_timeout=None,
             ping_interval=rules.ping_interval_s,
             ping_timeout=rules.ping_timeout_s,
-            close_timeout=_GOODBYE_S,
+            close_timeout=GOODBYE_S,
             max_size=rules.max_size,
             # Told as soon as the kernel does not take everything, so that a cut waits for what was sent before. Not
             # high=0: with TLS, asyncio then pauses at every write and never says that writing goes on.
@@ -161,6 +159,8 @@ class WebSocketPart:
 async def _serve(peer: Peer, rules: Rules, stored: Stored) -> None:
     """One upgraded connection, to its end."""
     try:
+        if rules.idle_s is not None:
+            peer.cut_when_idle(rules.idle_s)
         if peer.refusal is not None:
             await _refuse(peer, peer.refusal)
         elif kind_of(peer.path) == "responses":

@@ -19,7 +19,10 @@ from websockets.server import ServerProtocol
 from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
-__all__ = ["Gone", "Peer"]
+__all__ = ["GOODBYE_S", "Gone", "Peer"]
+
+#: How long a closing connection waits for the client's goodbye, in seconds. The library's own default is 10.
+GOODBYE_S = 1.0
 
 #: ``struct linger``: on, 0 seconds. Two ints, on Windows two shorts.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
@@ -65,6 +68,9 @@ class Peer(ServerConnection):
         self.path = ""
         self.query = ""
         self._closing: asyncio.Task[None] | None = None
+        self._last: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._active = 0.0
         if not answers_pings:
             _mute(protocol)
 
@@ -75,11 +81,22 @@ class Peer(ServerConnection):
         self.number = self.book.connected()
         super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._active = self.loop.time()
+        if self._last is None and (self.protocol.state is State.CLOSING or self.protocol.eof_sent):
+            # The library waits for a client that has said goodbye, or broke the rules, and does not go.
+            self._last = self.loop.call_later(GOODBYE_S, self.transport.abort)
+            self._leave(left=True)
+            fault = self.protocol.parser_exc
+            if isinstance(fault, _FAULTS):
+                self.book.fault(f"connection {self.number}: {type(fault).__name__}: {fault}")
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        fault = self.protocol.parser_exc
-        if isinstance(fault, _FAULTS):
-            self.book.fault(f"connection {self.number}: {type(fault).__name__}: {fault}")
+        for timer in (self._last, self._idle):
+            if timer is not None:
+                timer.cancel()
         self._leave(left=True)
         for task in self._tasks:  # those too that have answered, and are not over
             task.cancel()
@@ -118,18 +135,22 @@ class Peer(ServerConnection):
             if task is not None and task is not asyncio.current_task(self.loop):
                 task.cancel()
 
-    def answer(self, request: Request, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Make an answer in a task of its own, which ends with the connection."""
-        task = self.loop.create_task(self._guard(making))
+    def answer(self, request: Request, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Make an answer in a task of its own, which ends with the connection.
+
+        Args:
+            make: called in the task, which may be cancelled before: a coroutine would be left that nobody awaits.
+        """
+        task = self.loop.create_task(self._guard(make))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if request in self.running:
             self.running[request] = task
         return task
 
-    async def _guard(self, making: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await making
+            await make()
         except Gone:
             pass
         except Exception as error:  # noqa: BLE001 - a fault of ours must not look like a slow server
@@ -149,6 +170,7 @@ class Peer(ServerConnection):
         # Several frames at once: the library's send() makes a write of each. The state is open, so that there is no
         # end of the stream among them.
         self.transport.write(b"".join(protocol.data_to_send()))
+        self._active = self.loop.time()
 
     async def write(self, messages: Iterable[bytes], *, binary: bool = False) -> None:
         """The same, and wait until the kernel has taken it."""
@@ -157,6 +179,14 @@ class Peer(ServerConnection):
             await self.drain()
         except OSError as error:
             raise Gone from error
+
+    def cut_when_idle(self, idle_s: float) -> None:
+        """From now on, so many seconds without a byte are the end."""
+        left_s = self._active + idle_s - self.loop.time()
+        if left_s > 0:
+            self._idle = self.loop.call_later(left_s, self.cut_when_idle, idle_s)
+        else:
+            self.drop(abort=False)
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
@@ -168,8 +198,7 @@ class Peer(ServerConnection):
         """
         mode = script.drop_mode
         if isinstance(mode, int):
-            self._leave(left=False)
-            await self.close(mode, "as scripted")
+            await self.finish(mode, "as scripted")
         elif mode == "reset":
             self.drop(reset=True)
         else:
@@ -177,6 +206,11 @@ class Peer(ServerConnection):
                 self.transport.write(_CUT_FRAME)
                 await self.drain()
             self.drop(abort=False)
+
+    async def finish(self, code: int, reason: str = "") -> None:
+        """The closing handshake, begun by us."""
+        self._leave(left=False)
+        await self.close(code, reason)
 
     def drop(self, *, reset: bool = False, abort: bool = True) -> None:
         """Close the connection now, without a close frame, whatever goes on on it.
@@ -197,11 +231,11 @@ class Peer(ServerConnection):
             self.transport.close()
 
     def close_soon(self, code: int, reason: str = "") -> None:
-        """Begin the closing handshake; harmless where it has begun."""
+        """The same, without waiting for it; harmless where it has begun."""
         self._leave(left=False)
         if self.protocol.state is State.OPEN:
             if self._closing is None:
-                self._closing = self.loop.create_task(self.close(code, reason))
+                self._closing = self.loop.create_task(self.finish(code, reason))
         elif self.protocol.state is State.CONNECTING:
             self.transport.close()
 

@@ -129,4 +129,4 @@ async def play(
     if script.end_s:
         await asyncio.sleep(script.end_s)
     if script.close or (truncates and script.finish is None):
-        await peer.close(1000)
+        await peer.finish(1000)

@@ -8,6 +8,7 @@ echo, ``write_gap_s`` apart, and what ends connections does so. The rest of a sc
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -35,7 +36,7 @@ class Raw:
             raw = message.encode() if isinstance(message, str) else bytes(message)
             request = peer.arrived(raw, "message")
             arrived = peer.loop.time()
-            self._last = peer.answer(request, self._echo(request, arrived, self._last, binary=not text))
+            self._last = peer.answer(request, partial(self._echo, request, arrived, self._last, binary=not text))
 
     async def _echo(self, request: Request, arrived: float, before: asyncio.Task[None] | None, *, binary: bool) -> None:
         peer = self._peer

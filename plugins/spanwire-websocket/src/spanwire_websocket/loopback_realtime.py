@@ -326,10 +326,10 @@ class Realtime:
         self._running = (request, answer)
         given = frames(script)
         if given is not None:
-            playing = play(peer, request, script, given, as_it_is)
+            playing = partial(play, peer, request, script, given, as_it_is)
         else:
             encode = partial(self._played, answer)
-            playing = play(peer, request, script, answer.steps(), encode, truncates=True)
+            playing = partial(play, peer, request, script, answer.steps(), encode, truncates=True)
         self._task = peer.answer(request, playing)
         self._task.add_done_callback(lambda _: self._over(answer))
 

@@ -168,7 +168,7 @@ class Responses:
                 held.append(turn)
                 continue
             self._busy.add(turn.lane)
-            self._peer.answer(turn.request, self._answer(turn)).add_done_callback(partial(self._over, turn))
+            self._peer.answer(turn.request, partial(self._answer, turn)).add_done_callback(partial(self._over, turn))
         self._waiting.extendleft(reversed(held))
 
     def _over(self, turn: _Turn, _: object) -> None:

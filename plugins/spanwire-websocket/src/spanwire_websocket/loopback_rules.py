@@ -46,6 +46,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         answers_pings: False: pings are never answered.
         ping_interval_s: seconds between pings of the server's own. None: it sends none.
         ping_timeout_s: without a pong for so long it closes with 1011. None: it does not care.
+        idle_s: after so many seconds without a byte from either side, pings and pongs included, the connection is cut
+            without a close frame, as proxies do (nginx's ``proxy_read_timeout``).
         max_age_s: life of a connection in seconds.
         max_turns: life of a connection in responses: the same end, without a clock.
         when_old: ``"error"``: the next turn after that gets the error event ``websocket_connection_limit_reached``, and
@@ -75,6 +77,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     answers_pings: bool = True
     ping_interval_s: float | None = None
     ping_timeout_s: float | None = None
+    idle_s: float | None = None
     max_age_s: float | None = None
     max_turns: int | None = None
     when_old: Literal["error", "close"] = "error"
@@ -96,13 +99,20 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**options)
 
     def __post_init__(self) -> None:
+        for name in ("when_full", "retry_after"):  # numbers are meant as well, as the command's options have them
+            if _is_count(getattr(self, name)):
+                force_setattr(self, name, str(getattr(self, name)))
+        for name in ("retry_after", "location", "api_key"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigurationError(f"{_WHERE} {name} must be text, not {type(value).__name__}")
         if self.when_full not in get_args(WhenFull):
             raise _bad("when_full", f"one of {', '.join(get_args(WhenFull))}", self.when_full)
         if self.when_old not in {"error", "close"}:
             raise _bad("when_old", '"error" or "close"', self.when_old)
         if self.unauthorized not in {401, 403}:
             raise _bad("unauthorized", "401 or 403", self.unauthorized)
-        for name in ("full_wait_s", "upgrade_s", "ping_interval_s", "ping_timeout_s", "max_age_s"):
+        for name in ("full_wait_s", "upgrade_s", "ping_interval_s", "ping_timeout_s", "idle_s", "max_age_s"):
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or not 0 <= value < math.inf):
                 raise _bad(name, "a number of seconds from 0", value)

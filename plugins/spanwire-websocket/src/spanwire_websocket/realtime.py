@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from spanwire.calls import SessionEvent, Usage
-from spanwire.errors import ServerError, SpanwireError
+from spanwire.errors import CallTimeout, ServerError, SpanwireError
 from spanwire.transport import Turn
 from spanwire.wire.openai_responses import response_error
 
@@ -49,6 +50,10 @@ _OLD_AUDIO = "response.audio.delta"
 _OUTPUT = "response."
 #: A server that finds by itself that the user has ended answers without being asked.
 _HEARD = frozenset({"input_audio_buffer.speech_stopped", "input_audio_buffer.committed"})
+#: Codes of errors that are about other events than ``response.create``; it may have been sent meanwhile.
+_NOT_OF_CREATE = ("response_cancel", "input_audio_buffer", "item_")
+#: The code for a ``response.create`` while a response is under way.
+_BUSY = "conversation_already_has_active_response"
 
 
 # --- what a client sends ----------------------------------------------------------------------------------------------
@@ -106,7 +111,7 @@ def frames(pcm: bytes, ms: int = 20, *, rate_hz: int = SAMPLE_RATE_HZ) -> Iterat
 
 
 class Playback:
-    """What of the answer has come, and what of it was played: so that an interruption can say how much was heard.
+    """What of the answers has come, and what of it was played: so that an interruption can say how much was heard.
 
     ::
 
@@ -116,51 +121,84 @@ class Playback:
             if event.audio:
                 speaker.play(event.audio)  # and, as it plays: playback.played(len(samples))
             if event.type == "input_audio_buffer.speech_started":
-                for message in playback.interrupt():
+                for message in playback.interrupt(server_cancels=True):
                     await session.send(message)
+
+    Answers come faster than they are heard: the next one may be here while the one before is still played.
     """
 
     def __init__(self, *, rate_hz: int = SAMPLE_RATE_HZ) -> None:
         self._bytes_per_s = rate_hz * _BYTES_PER_SAMPLE
-        self._item: str | None = None
-        self._index = 0
+        self._parts: deque[_Part] = deque()
         self._response: str | None = None
-        self._came = 0
-        self._played = 0
 
     def received(self, event: SessionEvent) -> None:
         """Tell it of each event."""
         if event.type in (_AUDIO, _OLD_AUDIO):
             found = _decode_named(event.raw)
-            if found.item_id != self._item:
-                self._item, self._came, self._played = found.item_id, 0, 0
-            self._index = found.content_index or 0
-            self._came += len(event.audio)
+            if found.item_id is None:
+                return
+            at = (found.item_id, found.content_index or 0)
+            if not self._parts or self._parts[-1].at != at:
+                self._parts.append(_Part(at))
+            self._parts[-1].came += len(event.audio)
+            self._forget()
         elif event.type == "response.created":
             response = _decode_named(event.raw).response
             self._response = response.id if response is not None else None
         elif event.type == "response.done":
-            self._response = None
+            response = _decode_named(event.raw).response
+            if response is None or response.id == self._response:
+                self._response = None
 
     def played(self, size: int) -> None:
-        """So many bytes of samples have left the speaker."""
-        self._played += size
+        """So many bytes of samples have left the speaker, in the order in which they came."""
+        for part in self._parts:
+            some = min(size, part.came - part.played)
+            part.played += some
+            size -= some
+        self._forget()
+
+    def _forget(self) -> None:
+        while len(self._parts) > 1 and self._parts[0].played == self._parts[0].came:
+            self._parts.popleft()
 
     @property
     def played_ms(self) -> int:
-        """How much of the present item was heard: never more than what has come."""
-        return min(self._played, self._came) * 1000 // self._bytes_per_s
+        """How much of the item that is being heard was played: never more than what has come."""
+        return self._ms(self._parts[0]) if self._parts else 0
 
-    def interrupt(self) -> list[dict[str, Any]]:
-        """The events that stop the answer, and cut it to what was heard; none if there is nothing to stop."""
+    def _ms(self, part: _Part) -> int:
+        return part.played * 1000 // self._bytes_per_s
+
+    def interrupt(self, *, server_cancels: bool = False) -> list[dict[str, Any]]:
+        """The events that stop the answer, and cut what has come to what was heard; none if there is nothing to stop.
+
+        Args:
+            server_cancels: the server stops its answer by itself when somebody speaks (``interrupt_response`` of its turn
+                detection, which is the default). To cancel it too would be answered with an error event, which harms
+                nothing.
+        """
         messages: list[dict[str, Any]] = []
-        if self._response is not None:
+        if self._response is not None and not server_cancels:
             messages.append(cancel(self._response))
-            self._response = None
-        if self._item is not None and self._played < self._came:
-            messages.append(truncate(self._item, self.played_ms, content_index=self._index))
-        self._item, self._came, self._played = None, 0, 0
+        self._response = None
+        for part in self._parts:
+            if part.played < part.came:
+                item, index = part.at
+                messages.append(truncate(item, self._ms(part), content_index=index))
+        self._parts.clear()
         return messages
+
+
+class _Part:
+    """The sound of one part of an item, in bytes."""
+
+    __slots__ = ("at", "came", "played")
+
+    def __init__(self, at: tuple[str, int]) -> None:
+        self.at = at
+        self.came = self.played = 0
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------
@@ -171,10 +209,12 @@ class _Response(msgspec.Struct, gc=False):
     status: str | None = None
     status_details: Any = None
     usage: Any = None
+    output: Any = None
 
 
 class _Event(msgspec.Struct, gc=False):
     type: str = ""
+    event_id: str | None = None
     delta: str | None = None
     response_id: str | None = None
     item_id: str | None = None
@@ -182,13 +222,23 @@ class _Event(msgspec.Struct, gc=False):
     response: _Response | None = None
 
 
+class _Typed(msgspec.Struct, gc=False):
+    type: str = ""
+
+
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_typed = msgspec.json.Decoder(_Typed).decode
 _NONE = _Event()
 
 
 def _decode_named(raw: bytes | bytearray) -> _Event:
+    """What of an event we look at; of one whose fields are not as we know them the type alone."""
     try:
         return _decode_event(raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return _Event(_decode_typed(raw).type)
     except (msgspec.DecodeError, RecursionError):
         return _NONE
 
@@ -203,14 +253,21 @@ class Realtime:
         return RealtimeSchema(on_turn, rtt_ns)
 
 
+class _Ask(NamedTuple):
+    """A ``response.create`` that was sent, and not answered yet."""
+
+    at_ns: int
+    event_id: str | None
+
+
 class RealtimeSchema:
     """One session. A turn begins with ``response.create``, or, where the server detects turns, when it has heard the user's
-    end; it ends with ``response.done``."""
+    end; it ends with ``response.done``, or with the error event that refuses it."""
 
     def __init__(self, on_turn: Callable[[Turn], None], rtt_ns: Callable[[], int | None]) -> None:
         self._on_turn = on_turn
         self._rtt_ns = rtt_ns
-        self._asked_ns: list[int] = []
+        self._asks: list[_Ask] = []
         self._heard_ns = 0
         self._turns: dict[str, Turn] = {}
 
@@ -232,40 +289,57 @@ class RealtimeSchema:
             self._done(found, raw, arrival_ns)
         elif name in _HEARD:
             self._heard_ns = arrival_ns
-        elif name == "error" and self._asked_ns and not self._turns:
+        elif name == "error" and self._asks:
             self._refused(raw, arrival_ns)
         return SessionEvent(name, "", b"", raw)
 
     def sent(self, message: Mapping[str, Any] | str | bytes, at_ns: int) -> None:
         if isinstance(message, Mapping):
-            asks = message.get("type") == "response.create"
+            name, event_id = message.get("type"), message.get("event_id")
+        elif isinstance(message, str) and '"response.create"' in message:
+            found = _decode_named(message.encode())
+            name, event_id = found.type, found.event_id
         else:
-            asks = isinstance(message, str) and '"response.create"' in message[:4096] and _names_create(message)
-        if asks:
-            self._asked_ns.append(at_ns)
+            return
+        if name == "response.create":
+            self._asks.append(_Ask(at_ns, event_id if isinstance(event_id, str) else None))
 
     def ended(self, at_ns: int, error: SpanwireError | None) -> None:
-        turns, self._turns = list(self._turns.values()), {}
+        turns = list(self._turns.values())
+        turns += [self._asked(ask) for ask in self._asks]
+        self._turns, self._asks = {}, []
         for turn in turns:
-            turn.outcome = "closed_by_caller" if error is None else "error"
+            turn.outcome = (
+                "closed_by_caller" if error is None else "timeout" if isinstance(error, CallTimeout) else "error"
+            )
             turn.error = error
             self._end(turn, at_ns)
 
     def _created(self, found: _Event, at_ns: int) -> None:
         response = found.response
-        if response is None or response.id is None:
+        if response is None or response.id is None or response.id in self._turns:
             return
-        asked = bool(self._asked_ns)
-        begin_ns = self._asked_ns.pop(0) if asked else self._heard_ns or at_ns
+        if self._asks:
+            turn = self._asked(self._asks.pop(0))
+            rtt_ns = self._rtt_ns()
+            # It cannot have taken longer than this whole way there and back.
+            turn.marks.rtt_ns = rtt_ns and min(rtt_ns, at_ns - turn.begin_ns)
+        else:
+            turn = Turn(self._heard_ns or at_ns)
+            turn.marks.sent_ns = turn.begin_ns
+            # Both moments were seen here, each one way late: no round trip is in it.
+            turn.marks.rtt_ns = 0
         self._heard_ns = 0
-        turn = Turn(begin_ns)
         turn.head.id = response.id
         turn.head.streamed = True
-        turn.marks.sent_ns = begin_ns
         turn.marks.first_byte_ns = turn.marks.last_byte_ns = at_ns
-        # Of a turn that the server began by itself both moments were seen here, each one way late: no round trip is in it.
-        turn.marks.rtt_ns = self._rtt_ns() if asked else 0
         self._turns[response.id] = turn
+
+    def _asked(self, ask: _Ask) -> Turn:
+        turn = Turn(ask.at_ns)
+        turn.marks.sent_ns = ask.at_ns
+        turn.marks.rtt_ns = self._rtt_ns()
+        return turn
 
     def _piece(self, found: _Event, at_ns: int) -> None:
         turn = self._turns.get(found.response_id or "")
@@ -284,7 +358,7 @@ class RealtimeSchema:
         marks.last_byte_ns = marks.ended_ns = at_ns
         turn.head.usage = _usage(response.usage)
         turn.head.late_events = (raw,)
-        turn.finish_reason = {"completed": "stop", "incomplete": "length"}.get(response.status or "")
+        turn.finish_reason = _finish_reason(response)
         if response.status == "cancelled":
             turn.outcome = "cancelled"
         elif response.status == "failed":
@@ -293,10 +367,20 @@ class RealtimeSchema:
         self._end(turn, at_ns)
 
     def _refused(self, raw: bytes, at_ns: int) -> None:
-        turn = Turn(self._asked_ns.pop(0))
-        turn.marks.sent_ns = turn.begin_ns
+        """Of which ask, if of any? Errors say what they are about only where that had an ``event_id``."""
+        fields = _error_fields(raw)
+        event_id, code = fields.get("event_id"), fields.get("code")
+        if event_id is not None:
+            found = next((ask for ask in self._asks if ask.event_id == event_id), None)
+        elif code != _BUSY and (self._turns or (isinstance(code, str) and code.startswith(_NOT_OF_CREATE))):
+            found = None
+        else:
+            found = self._asks[0]
+        if found is None:
+            return
+        self._asks.remove(found)
+        turn = self._asked(found)
         turn.marks.first_byte_ns = turn.marks.last_byte_ns = at_ns
-        turn.marks.rtt_ns = self._rtt_ns()
         turn.outcome = "error"
         turn.error = response_error(raw)
         self._end(turn, at_ns)
@@ -306,8 +390,26 @@ class RealtimeSchema:
         self._on_turn(turn)
 
 
-def _names_create(message: str) -> bool:
-    return _decode_named(message.encode()).type == "response.create"
+def _error_fields(raw: bytes) -> Mapping[str, Any]:
+    try:
+        event = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    fields = event.get("error") if isinstance(event, dict) else None
+    return fields if isinstance(fields, dict) else {}
+
+
+def _finish_reason(response: _Response) -> str | None:
+    """In the words of chat calls."""
+    if response.status == "incomplete":
+        details = response.status_details
+        reason = details.get("reason") if isinstance(details, Mapping) else None
+        return "content_filter" if reason == "content_filter" else "length"
+    if response.status != "completed":
+        return None
+    output = response.output if isinstance(response.output, list) else []
+    calls = any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in output)
+    return "tool_calls" if calls else "stop"
 
 
 def _samples(delta: str) -> bytes:

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import msgspec
 
 from spanwire.calls import Call, SessionEvent
-from spanwire.errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError
+from spanwire.errors import ConfigurationError, ConnectionFailed, ProtocolError, SpanwireError, Truncated
 from spanwire.transport import Attempt, Exchange, Head, Inbox, Item, Turn
 
 from .faults import closed_error
 from .socket import Closed, WebSocket
+from .upgrade import closed_at_once
 
 __all__ = ["SessionChannel", "SessionConnection", "SessionDialect", "SessionSchema"]
 
@@ -31,7 +32,7 @@ class SessionSchema(Protocol):
         """A message that was sent."""
 
     def ended(self, at_ns: int, error: SpanwireError | None) -> None:
-        """The session is over: so are its turns."""
+        """The session is over: so are its turns. Without an error its owner has left it."""
 
 
 class SessionDialect(Protocol):
@@ -63,6 +64,8 @@ class SessionConnection:
         return not self._used and self.socket.usable()
 
     async def start(self, call: Call, attempt: Attempt) -> Exchange:
+        if self.socket.lost is not None and not self._used:
+            raise closed_at_once(attempt.endpoint, self.socket)
         if not self.usable():
             raise ConnectionFailed(
                 "the WebSocket was closed before the session began", endpoint=attempt.endpoint.address, phase="send"
@@ -122,26 +125,36 @@ class SessionChannel(Inbox):
 
     async def send(self, message: Mapping[str, Any] | str | bytes) -> None:
         """See :meth:`spanwire.transport.SessionExchange.send`."""
-        if self._gone is not None or self._left:
-            raise ConnectionFailed(
-                "the session has ended", endpoint=self._attempt.endpoint.address, phase="send", retryable=False
-            ) from self._gone
+        self._check_open()
         data, text = self._encoded(message)
-        now_ns = time.perf_counter_ns()
-        self._socket.send(data, text=text)
-        self._schema.sent(message, now_ns)
+        # Before it is written, too: else callers who give up, and send again, would fill the memory.
         await self._socket.drain()
+        self._check_open()
+        now_ns = time.perf_counter_ns()
+        is_out = self._socket.send(data, text=text)
+        self._schema.sent(message, now_ns)
+        if not is_out:
+            await self._socket.drain()
+            if self._socket.lost is not None:
+                raise self._over("the session ended before the message was sent")
+
+    def _check_open(self) -> None:
+        if self._gone is not None or self._left:
+            raise self._over("the session has ended")
+
+    def _over(self, words: str) -> ConnectionFailed:
+        error = ConnectionFailed(words, endpoint=self._attempt.endpoint.address, phase="send", retryable=False)
+        error.__cause__ = self._gone
+        return error
 
     def _encoded(self, message: Mapping[str, Any] | str | bytes) -> tuple[bytes, bool]:
-        if isinstance(message, str):
-            return message.encode(), True
         if isinstance(message, bytes | bytearray | memoryview):
             return bytes(message), False
         try:
-            return msgspec.json.encode(message), True
+            return message.encode() if isinstance(message, str) else msgspec.json.encode(message), True
         except (TypeError, ValueError, UnicodeEncodeError, RecursionError) as error:
             raise ConfigurationError(
-                f"the message cannot be written as JSON: {error}; send a mapping, a text, or bytes",
+                f"the message cannot be written: {error}; send a mapping, a text, or bytes",
                 endpoint=self._attempt.endpoint.address,
             ) from error
 
@@ -151,6 +164,8 @@ class SessionChannel(Inbox):
         """Whoever sends waits for it by himself."""
 
     def on_message(self, data: bytes | bytearray, text: bool) -> None:
+        if self._left:  # nobody will read it
+            return
         try:
             event = self._schema.event(data, text, self._socket.arrival_ns)
         except Exception as error:  # noqa: BLE001 - a bug in a schema is the session's error, not the event loop's
@@ -194,7 +209,13 @@ class SessionChannel(Inbox):
     def _finish(self, error: SpanwireError | None) -> None:
         if self._gone is None and not self._left:
             self._gone = error or ConnectionFailed("the server has closed the session")
-            self._schema.ended(time.perf_counter_ns(), error)
+            unfinished = error or Truncated(
+                "the server closed the session in the middle of a turn",
+                endpoint=self._attempt.endpoint.address,
+                phase="read",
+                retryable=False,
+            )
+            self._schema.ended(time.perf_counter_ns(), unfinished)
             self.end(error)
 
     # --- leaving ----------------------------------------------------------------------------------------------------

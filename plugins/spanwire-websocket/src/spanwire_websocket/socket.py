@@ -33,6 +33,9 @@ _LATE_S = 0.25
 #: How long the other side may take to close TCP after both have said goodbye, in seconds.
 _GOODBYE_S = 1.0
 
+#: The first byte of a text message in one frame: FIN, and opcode 1.
+_WHOLE_TEXT = 0x81
+
 #: More messages than a server has to say to nobody.
 _MOST_QUIET = 64
 
@@ -109,7 +112,9 @@ class WebSocket(asyncio.Protocol):
         "_fragments",
         "_fragments_text",
         "_goodbye",
+        "_half_read",
         "_keepalive",
+        "_largest",
         "_last_ping_ns",
         "_loop",
         "_out",
@@ -117,6 +122,7 @@ class WebSocket(asyncio.Protocol):
         "_ping_due",
         "_ping_rtt_ns",
         "_pings",
+        "_plain",
         "_pongs",
         "_round_trip",
         "_sink",
@@ -162,6 +168,9 @@ class WebSocket(asyncio.Protocol):
         self.lost: Closed | None = None
         self.paused = False
         self.quiet: list[tuple[bytes | bytearray, bool]] = []
+        self._plain = False  # messages come as they are, and may be taken without the library's parser
+        self._half_read = wire.reader.buffer  # what that parser has of a frame that has not come to its end
+        self._largest = wire.max_message_size or 1 << 62
 
     # --- for its owner ----------------------------------------------------------------------------------------------
 
@@ -188,6 +197,7 @@ class WebSocket(asyncio.Protocol):
 
     def start(self) -> None:
         """It is open: begin to ping."""
+        self._plain = not self._wire.extensions
         if self._keepalive.interval_s is not None and self.lost is None:
             self.ping()
             self._arm(self._keepalive.interval_s)
@@ -283,6 +293,7 @@ class WebSocket(asyncio.Protocol):
         """Send a close frame; the connection ends once the server has answered it, or a second later."""
         if self._transport is None or self._pid != os.getpid():
             return
+        self._plain = False
         if self._wire.state is State.OPEN:
             self._wire.send_close(code)
             self._flush()
@@ -308,11 +319,18 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.arrival_ns = time.perf_counter_ns()
-        wire = self._wire
+        wire, sink = self._wire, self._sink
+        if sink is not None and self._plain and not self._half_read and wire.current_size is None:
+            taken = self._take_plain(data, sink)
+            if taken == len(data):
+                if self._sink is sink:
+                    sink.on_batch()
+                return
+            if taken:
+                data = data[taken:]
         wire.receive_data(data)
         if wire.writes:
             self._flush()
-        sink = self._sink
         for event in wire.events_received():
             if not isinstance(event, Frame):
                 self._answered(cast(Response, event))
@@ -337,6 +355,28 @@ class WebSocket(asyncio.Protocol):
             self._wire_ended()
         elif wire.handshake_exc is not None and not self._upgraded.done():
             self._answered(None)
+
+    def _take_plain(self, data: bytes, sink: Sink) -> int:
+        """Hand over the whole, unfragmented text messages at the start, and say how many bytes that were.
+
+        What nearly every read of a streamed answer consists of, in a sixth of the time that the library's parser takes,
+        which gets the rest. The layout: RFC 6455 section 5.2.
+        """
+        at, size, largest = 0, len(data), self._largest
+        while at + 2 <= size and data[at] == _WHOLE_TEXT and self._sink is sink:
+            length, start = data[at + 1], at + 2
+            if length >= 126:
+                if length != 126 or at + 4 > size:  # longer than 64 KiB, masked, or half a head
+                    break
+                length, start = data[at + 2] << 8 | data[at + 3], at + 4
+                if length < 126:  # not written as short as it has to be
+                    break
+            end = start + length
+            if end > size or length > largest:
+                break
+            at = end
+            sink.on_message(data[start:end], True)
+        return at
 
     def _message(self, data: bytes | bytearray, text: bool) -> None:
         if self._sink is not None:
@@ -389,6 +429,7 @@ class WebSocket(asyncio.Protocol):
             self._goodbye = self._loop.call_later(_GOODBYE_S, self.abort)
 
     def _lose(self, closed: Closed) -> None:
+        self._plain = False
         if self.lost is not None:
             return
         self.lost = closed

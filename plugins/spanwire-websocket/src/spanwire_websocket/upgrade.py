@@ -16,16 +16,16 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from spanwire.endpoint import Endpoint, check_headers
-from spanwire.errors import ConfigurationError, ConnectionFailed, ServerError
+from spanwire.errors import ConfigurationError, ConnectionFailed, ServerError, SpanwireError
 from spanwire.net.dial import dial, route_of
 from spanwire.transport import Attempt
 from spanwire.wire.retry_after import retry_after_s
 
-from .faults import refused_upgrade
+from .faults import refused_at_once, refused_upgrade
 from .options import Options
 from .socket import WebSocket, quiet_logger
 
-__all__ = ["open_socket"]
+__all__ = ["closed_at_once", "open_socket"]
 
 #: An upgrade may take so much longer than a round trip, in ns, before it counts as a wait in the server's queue: looking
 #: up a key takes some milliseconds. Our own choice.
@@ -56,6 +56,7 @@ async def open_socket(
 
     Raises:
         ConnectionFailed: with the phase in which it failed.
+        SpanwireError: it was accepted, and closed at once; as of :func:`closed_at_once`.
         ServerError: the upgrade was refused; with phase ``upgrade``, and ``full`` where there was no room.
         ProtocolError: it was answered with something else.
         ConfigurationError: a header that is ours to write; the settings of :func:`spanwire.net.dial.dial`.
@@ -91,8 +92,24 @@ async def open_socket(
     if socket.handshake_problem is not None:
         socket.abort()
         raise _refusal(endpoint, attempt.api_key, response, socket.handshake_problem)
+    if socket.lost is not None:
+        socket.abort()
+        raise closed_at_once(endpoint, socket)
     socket.start()
     return socket
+
+
+def closed_at_once(endpoint: Endpoint, socket: WebSocket) -> SpanwireError:
+    """The error of a socket that the server has accepted, and ended before anything was sent on it: a refusal."""
+    assert socket.lost is not None
+    error = refused_at_once(
+        socket.lost,
+        [bytes(data) for data, text in socket.quiet if text],
+        endpoint.address,
+        max_bytes=endpoint.limits.max_event_bytes,
+    )
+    error.phase = "upgrade"
+    return error
 
 
 def _mark_upgrade(attempt: Attempt, begin_ns: int, socket: WebSocket) -> None:

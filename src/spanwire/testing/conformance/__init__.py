@@ -31,11 +31,13 @@ except ImportError as error:
 _MODULES = (
     "answers",
     "dialect",
+    "dialling",
     "failures",
     "harness",
     "leaving",
     "limits",
     "loops",
+    "pressure",
     "privacy",
     "registration",
     "segments",

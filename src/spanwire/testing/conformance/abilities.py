@@ -11,6 +11,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Names for ``TransportConformance.cannot``, each with what a test that needs it does.
 ABILITIES: Mapping[str, str] = {
+    "backpressure": "the server has to wait while nobody reads its answer",
     "call_headers": "headers of a single call, its ``traceparent`` among them, reach the server, not only the handshake's",
     "connections": "the server counts its clients' connections (``connections``, ``open_connections``)",
     "credentials": "a key, headers and a query reach the server (``Request.headers``, ``Request.query``)",

@@ -27,7 +27,7 @@ from ..script import Script
 from .abilities import ABILITIES, needs_of
 from .spans import Spans
 
-__all__ = ["AT_ONCE", "DELAY_S", "ELSEWHERE_S", "NEVER", "Kit", "Scene", "Served"]
+__all__ = ["AT_ONCE", "DELAY_S", "ELSEWHERE_S", "NEVER", "Kit", "Scene", "Served", "open_sockets"]
 
 T = TypeVar("T")
 
@@ -181,10 +181,12 @@ class Scene:
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
         debug: bool = False,
         manager_stays: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> T:
         """Run on a loop of its own. No task may be left, and the loop's exception handler must hear nothing.
 
         Args:
+            patience_s: nothing in it takes longer, unless it hangs.
             manager_stays: it is not closed in the body, so that the tasks of its connections are left to the loop's end.
         """
         heard: list[dict[str, Any]] = []
@@ -193,7 +195,7 @@ class Scene:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(lambda _loop, context: heard.append(context))
             loop.slow_callback_duration = 60  # in debug mode: the machine may be busy
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 result = await body()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             assert manager_stays or not others, f"tasks that were left: {others}"
@@ -271,7 +273,7 @@ async def until(predicate: Callable[[], object], problem: Callable[[], str], *, 
         await asyncio.sleep(0.001)
 
 
-def _sockets() -> set[str] | None:
+def open_sockets() -> frozenset[str] | None:
     """This process's sockets, None where the system does not show them."""
     found: set[str] = set()
     try:
@@ -283,7 +285,7 @@ def _sockets() -> set[str] | None:
                         found.add(target)
     except OSError:
         return None
-    return found
+    return frozenset(found)
 
 
 class Kit:
@@ -356,7 +358,7 @@ class Kit:
     @contextlib.contextmanager
     def scene(self, *scripts: Answer, default: Answer | None = None, faults: Sequence[str] = ()) -> Iterator[Scene]:
         """A server, and managers that are watched; at the end nothing may be left."""
-        before = _sockets()
+        before = open_sockets()
         with pytest.MonkeyPatch.context() as patch, self.serve(*scripts, default=default) as server:
             scene = Scene(self, server)
             _spy(patch, scene)
@@ -384,11 +386,11 @@ def _spy(patch: pytest.MonkeyPatch, scene: Scene) -> None:
     patch.setattr(run_module.Run, "_send", sent)
 
 
-def _no_more_sockets(before: set[str] | None) -> None:
+def _no_more_sockets(before: frozenset[str] | None) -> None:
     if before is None:
         return
     end = time.monotonic() + SOON_S
-    while more := (_sockets() or set()) - before:
+    while more := (open_sockets() or frozenset()) - before:
         if time.monotonic() > end:
             pytest.fail(f"{len(more)} sockets were left open in this process")
         time.sleep(0.005)

@@ -17,7 +17,7 @@ import pytest
 
 from ...calls import Chunk
 from ...endpoint import Limits
-from ...errors import ConnectionFailed, SpanwireError
+from ...errors import ConfigurationError, ConnectionFailed, SpanwireError
 from ..script import Script
 from .abilities import needs
 from .answers import WORDS, hello
@@ -177,6 +177,32 @@ class Leaving(Kit):
                         use = stream.timeline.connection
                         assert use is not None
                         assert use.reused == (number > 0)
+                if self.can("connections"):
+                    assert scene.server.connections == 1
+
+            scene.run(body)
+
+    def test_a_call_that_cannot_be_written_costs_no_connection(self) -> None:
+        """Proves: a ``start()`` that raises (here: a parameter that no wire can carry) leaves the connection as it was, and
+        the manager has it back; nothing reaches the server, and the error is ConfigurationError, not the library's.
+
+        If it fails: encode before anything is written or registered. ``released()`` is not needed for an exchange that was
+        never started.
+        """
+        with self.scene(hello()) as scene:
+
+            async def body() -> None:
+                async with scene.manager() as manager:
+                    await manager.warm(scene.endpoint())
+                    with pytest.raises(ConfigurationError):
+                        async with manager.stream(scene.endpoint(), self.call(unheard_of=object())) as stream:
+                            await read(stream)
+                    await scene.settled(manager)
+                    (pool,) = manager.state().pools.values()
+                    assert len(pool.state.members) == 1, "the connection was thrown away"
+                    assert not scene.server.requests
+                    async with manager.stream(scene.endpoint(), self.call()) as stream:
+                        assert await read(stream) == "".join(WORDS)
                 if self.can("connections"):
                     assert scene.server.connections == 1
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .answers import Answers
+from .dialling import Dialling
 from .failures import Failures
 from .leaving import Leaving
 from .limits import Capacity
 from .loops import Loops
+from .pressure import Pressure
 from .privacy import Privacy
 from .registration import Registration
 from .segments import Segments
@@ -14,7 +16,9 @@ from .segments import Segments
 __all__ = ["TransportConformance"]
 
 
-class TransportConformance(Registration, Answers, Segments, Leaving, Failures, Capacity, Loops, Privacy):
+class TransportConformance(
+    Registration, Answers, Segments, Leaving, Dialling, Failures, Capacity, Pressure, Loops, Privacy
+):
     """Subclass it in a test file, with a name that begins with ``Test``.
 
     Attributes:

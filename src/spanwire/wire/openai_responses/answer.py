@@ -12,9 +12,10 @@ import msgspec
 
 from ...calls import Chunk, Usage
 from ...errors import ProtocolError, Truncated
-from ..openai_chat import DONE, _count, _lenient_json, _show
+from ..openai_chat import DONE, _lenient_json, _show
 from .failure import response_error
-from .parts import CALLS, Delivered, ItemState, Part, as_text, text_of_part
+from .fields import as_id, as_index, as_piece, late_events, part_of, response_in, usage_of
+from .parts import CALLS, Delivered, Part, as_text, text_of_part
 
 __all__ = ["ResponsesDecoder", "decode_response"]
 
@@ -60,19 +61,14 @@ class _Event(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _Terminal(msgspec.Struct, gc=False):
-    response: msgspec.Raw = msgspec.Raw()
-
-
 _decode = msgspec.json.Decoder(_Event).decode
-_decode_terminal = msgspec.json.Decoder(_Terminal).decode
 
 
 class ResponsesDecoder:
     """State of one streamed answer.
 
-    The terminal event sets ``done``, and :meth:`end` then gives the last chunk, with finish reason and usage. Ask for
-    ``done`` after every event: the terminal one gives a chunk of its own where content came with nothing else.
+    The terminal event gives None and sets ``done``; :meth:`end` then gives the last chunk, with finish reason, usage, and
+    whatever content came with nothing else.
 
     Attributes:
         done: the terminal event has been seen (or ``[DONE]``, which does not make an answer complete).
@@ -142,7 +138,7 @@ class ResponsesDecoder:
                 part = self._turn_to(event)
             part.sent += len(delta)
             return Chunk(delta, "", (), None, None, data)
-        if delta is None or kind is None or kind == "error" or event.error:
+        if delta is None or kind is None or kind == "error" or event.error is not None:
             return self._other(name, data)
         return self._delta(kind, event, delta, data)
 
@@ -190,16 +186,19 @@ class ResponsesDecoder:
             kind = event["type"] if isinstance(event.get("type"), str) else name.decode("utf-8", "replace")
             if not kind.startswith("response.") and event.get("object") == "response":
                 kind, event = "response.done", {"response": event}  # the bare object
-        if kind == "error" or event.get("error"):
+        # An event of a response may have an error that ends nothing: of a steering, of a tool on the server's side.
+        if kind == "error" or (event.get("error") and not kind.startswith("response.")):
             raise response_error(data)
         if kind in _TERMINAL:
-            return self._terminal(event, data)
+            self._terminal(event, data)
+            return None
         if kind in {"response.created", "response.queued", "response.in_progress"}:
-            return self._begun(kind, event, data)
+            self._begun(kind, event)
+            return None
         text, reasoning, calls = self._content(kind, event)
         return Chunk(text, reasoning, calls, None, None, data) if text or reasoning or calls else None
 
-    def _begun(self, kind: str, event: dict[str, Any], data: bytes) -> Chunk | None:
+    def _begun(self, kind: str, event: dict[str, Any]) -> None:
         response = event.get("response")
         if isinstance(response, dict):
             id_ = response.get("id")
@@ -210,12 +209,10 @@ class ResponsesDecoder:
             self._see(response)
         if kind == "response.created":
             self.created = True
-            return None
-        if kind == "response.queued":
+        elif kind == "response.queued":
             self.queued = True
         else:
             self.in_progress = True
-        return None
 
     def _see(self, response: dict[str, Any]) -> None:
         id_, model = response.get("id"), response.get("model")
@@ -227,7 +224,7 @@ class ResponsesDecoder:
     def _content(self, kind: str, event: dict[str, Any]) -> tuple[str, str, tuple[Any, ...]]:
         """Text, reasoning and pieces of tool calls that are new in an event with content; nothing of any other."""
         delivered = self._delivered
-        id_, index = _as_id(event.get("item_id")), _as_index(event.get("output_index"))
+        id_, index = as_id(event.get("item_id")), as_index(event.get("output_index"))
         if kind in {"response.output_item.added", "response.output_item.done"}:
             item = event.get("item")
             if not isinstance(item, dict):
@@ -242,30 +239,30 @@ class ResponsesDecoder:
             return "", "", delivered.arguments(call, as_text(event.get(CALLS[type_])))
         if kind in _DELTAS:
             type_, field = _DELTAS[kind]
-            piece = _as_piece(event.get("delta"))
-            _part_of(delivered.find(type_, id_, index), field, event).sent += len(piece)
+            piece = as_piece(event.get("delta"))
+            part_of(delivered.find(type_, id_, index), field, event).sent += len(piece)
         elif kind in _DONES:
             type_, field, name = _DONES[kind]
-            piece = _part_of(delivered.find(type_, id_, index), field, event).rest(_as_piece(event.get(name)))
+            piece = part_of(delivered.find(type_, id_, index), field, event).rest(as_piece(event.get(name)))
         elif kind == "response.content_part.done" and isinstance(event.get("part"), dict):
             part = event["part"]
             type_ = "reasoning" if part.get("type") == "reasoning_text" else "message"
             item_state = delivered.find(type_, id_, index)
-            piece = _part_of(item_state, "content_index", event).rest(text_of_part(part))
+            piece = part_of(item_state, "content_index", event).rest(text_of_part(part))
         else:
             return "", "", ()
         return (piece, "", ()) if type_ == "message" else ("", piece, ())
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _terminal(self, event: dict[str, Any], data: bytes) -> Chunk | None:
+    def _terminal(self, event: dict[str, Any], data: bytes) -> None:
         response = event.get("response")
         if not isinstance(response, dict):
             response = {}
         if response and not self.late_events:
-            self.late_events = _late(data)
+            self.late_events = late_events(data)
         self._see(response)
-        self.usage = _usage(response.get("usage"))
+        self.usage = usage_of(response.get("usage"))
         status = response.get("status")
         if status in {"failed", "cancelled"} or event.get("type") == "response.failed" or response.get("error"):
             raise response_error(data)
@@ -273,10 +270,7 @@ class ResponsesDecoder:
         text, reasoning, calls = self._delivered.finish_all(output if isinstance(output, list) else ())
         self.done = True
         self.finish_reason = self._finish(response, event.get("type"))
-        self._last = Chunk("", "", (), self.finish_reason, self.usage, data)
-        if text or reasoning or calls:
-            return Chunk(text, reasoning, calls, None, None, data)
-        return None
+        self._last = Chunk(text, reasoning, calls, self.finish_reason, self.usage, data)
 
     def _finish(self, response: dict[str, Any], kind: Any) -> str:
         details = response.get("incomplete_details")
@@ -300,15 +294,15 @@ class ResponsesDecoder:
 
     def whole(self, body: bytes) -> Chunk:
         """A whole answer. Raises as :func:`decode_response` does."""
-        response = _response_in(body)
+        response = response_in(body)
         status = response.get("status")
         if status in {"queued", "in_progress"}:
             raise ProtocolError(f"the answer is not complete, its status is {status!r}: a chat call cannot wait for it")
-        found = self._terminal({"type": "response.done", "response": response}, body)
+        self._terminal({"type": "response.done", "response": response}, body)
         self.late_events = [body]
-        last = self._last or Chunk()
-        self._last = None
-        return msgspec.structs.replace(found, finish_reason=last.finish_reason, usage=last.usage) if found else last
+        last, self._last = self._last, None
+        assert last is not None
+        return last
 
 
 def decode_response(body: bytes) -> tuple[Chunk, str | None, str | None]:
@@ -321,67 +315,3 @@ def decode_response(body: bytes) -> tuple[Chunk, str | None, str | None]:
     decoder = ResponsesDecoder()
     chunk = decoder.whole(body)
     return chunk, decoder.id, decoder.model
-
-
-def _response_in(body: bytes) -> dict[str, Any]:
-    try:
-        found = _lenient_json(body)
-    except ProtocolError as error:
-        raise ProtocolError(f"the answer is not a JSON object: {_show(body)}") from error
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict) and found[0].get("error"):
-        raise response_error(body)  # Google's form
-    if isinstance(found, dict) and (found.get("error") or found.get("type") == "error"):
-        raise response_error(body)
-    if not isinstance(found, dict) or not (isinstance(found.get("output"), list) or found.get("object") == "response"):
-        raise ProtocolError(f"the answer is not a response object: {_show(body)}")
-    return found
-
-
-def _late(data: bytes) -> list[bytes]:
-    """Rows that read a server's times know them by their place in the response object."""
-    try:
-        inner = bytes(_decode_terminal(data).response)
-    except (msgspec.DecodeError, RecursionError):
-        inner = b""
-    return [data, inner] if inner else [data]
-
-
-def _usage(usage: Any) -> Usage | None:
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = usage.get("input_tokens_details"), usage.get("output_tokens_details")
-    found = Usage(
-        _count(usage.get("input_tokens")),
-        _count(usage.get("output_tokens")),
-        _count(usage.get("total_tokens")),
-        _count(prompt.get("cached_tokens")) if isinstance(prompt, dict) else None,
-        _count(completion.get("reasoning_tokens")) if isinstance(completion, dict) else None,
-    )
-    known = (found.input_tokens, found.output_tokens, found.total_tokens)
-    return None if known == (None, None, None) else found
-
-
-def _part_of(item: ItemState, field: str, event: dict[str, Any]) -> Part:
-    place = _as_index(event.get(field)) or 0
-    return item.part(place if field == "content_index" else ~place)
-
-
-def _as_piece(value: Any) -> str:
-    """Text, or an object with a text in it, as older servers send it."""
-    if isinstance(value, dict):
-        return text_of_part(value)
-    return value if isinstance(value, str) else ""
-
-
-def _as_id(value: Any) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return value if isinstance(value, str) and value else None
-
-
-def _as_index(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value[:9])
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -50,17 +50,19 @@ class ItemState:
     Attributes:
         kind: its type.
         call: which of the tool calls it is, counted from 0.
+        call_id: the call's own id, which is the same in all its events that have it.
         named: name and id of the call have been delivered.
         held: its arguments that came before them.
     """
 
-    __slots__ = ("_parts", "added", "call", "finished", "held", "id", "index", "kind", "named")
+    __slots__ = ("_parts", "added", "call", "call_id", "finished", "held", "id", "index", "kind", "named")
 
     def __init__(self, kind: str, id: str | None, index: int | None, call: int) -> None:
         self.kind = kind
         self.id = id
         self.index = index
         self.call = call
+        self.call_id: str | None = None
         self.added = False
         self.finished = False
         self.named = False
@@ -124,7 +126,7 @@ class Delivered:
             return ()
         state = self._known(kind, id_, index)
         # One that is there already was begun by its own deltas, or is another item at a place that is always 0.
-        if state is None or state.finished or (state.added and state.id != id_):
+        if state is None or state.finished or _is_other(state, item) or (state.added and state.id != id_):
             state = self._new(kind, id_, index)
         state.added = True
         return self._name(state, item) if kind in CALLS else ()
@@ -153,8 +155,9 @@ class Delivered:
         if kind not in _KNOWN:
             return "", "", ()
         state = self.find(kind, _text_of(item, "id"), index)
-        if state.finished and state.id is not None and state.id != item.get("id"):
-            state = self._new(kind, _text_of(item, "id"), index)  # another item at a place that is always 0
+        # Another one at a place that is always 0.
+        if _is_other(state, item) or (state.finished and state.id is not None and state.id != item.get("id")):
+            state = self._new(kind, _text_of(item, "id"), index)
         return self._rest(state, item)
 
     def finish_all(self, output: Sequence[Any]) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
@@ -178,16 +181,12 @@ class Delivered:
         ]
         free = list(self._items)
         found: dict[int, ItemState] = {}
-        for by in ("id", "index", "order"):
+        for by in ("id", "call_id", "index", "order"):
             for index, item in items:
                 if index in found:
                     continue
                 for state in free:
-                    if state.kind == item["type"] and (
-                        by == "order"
-                        or (by == "id" and state.id is not None and state.id == item.get("id"))
-                        or (by == "index" and state.index == index)
-                    ):
+                    if state.kind == item["type"] and _is_same(state, item, index, by):
                         found[index] = state
                         free.remove(state)
                         break
@@ -211,10 +210,25 @@ class Delivered:
         if state.named or not (name or forced):
             return ()
         state.named = True
-        id_ = _text_of(item, "call_id") or _text_of(item, "id") or state.id or f"call_{state.call}"
+        state.call_id = _text_of(item, "call_id")
+        id_ = state.call_id or _text_of(item, "id") or state.id or f"call_{state.call}"
         held, state.held = "".join(state.held), []
         state.part(0).sent += len(held)
         return (ToolCallDelta(state.call, id_, name, held),)
+
+
+def _is_other(state: ItemState, item: dict[str, Any]) -> bool:
+    """Both have a call's own id, and they differ."""
+    call_id = _text_of(item, "call_id")
+    return state.call_id is not None and call_id is not None and state.call_id != call_id
+
+
+def _is_same(state: ItemState, item: dict[str, Any], index: int, by: str) -> bool:
+    if by == "id":
+        return state.id is not None and state.id == item.get("id")
+    if by == "call_id":
+        return state.call_id is not None and state.call_id == item.get("call_id")
+    return not _is_other(state, item) and (by == "order" or state.index == index)
 
 
 def _joined(named: tuple[ToolCallDelta, ...], call: int, rest: str) -> tuple[ToolCallDelta, ...]:

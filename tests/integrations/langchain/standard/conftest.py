@@ -12,8 +12,7 @@ import pytest
 from langchain_tests.integration_tests import chat_models
 
 from spanwire.testing import LoopbackServer
-from tests.integrations.langchain import responses
-from tests.integrations.langchain import server as chat
+from tests.integrations.langchain.server import answer
 
 #: The smallest PNG: one transparent pixel. Sent as image, as PDF and as sound: no model looks at it.
 _PIXEL = base64.b64decode(
@@ -23,9 +22,7 @@ _PIXEL = base64.b64decode(
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LoopbackServer]:
-    part = os.environ.get("LOOPBACK_PART", "sse")
-    script = responses.answer if part == "websocket" else chat.answer
-    with LoopbackServer([script], part=part) as server:
+    with LoopbackServer([answer], part=os.environ.get("STANDARD_PART", "sse")) as server:
         yield server
         assert server.faults == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -13,11 +12,7 @@ from langchain_spanwire import ChatSpanwire, SpanwireEmbeddings
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 
 import spanwire
-from spanwire.errors import ConfigurationError
 from spanwire.testing import LoopbackServer, Script
-
-#: The Responses schema: it has no stop sequences, and no sound in a message.
-RESPONSES = os.environ.get("LOOPBACK_PART") == "websocket"
 
 
 class _Chat(ChatModelIntegrationTests):
@@ -61,7 +56,7 @@ class _Chat(ChatModelIntegrationTests):
 
     @property
     def supports_audio_inputs(self) -> bool:
-        return not RESPONSES
+        return True
 
     @property
     def supports_anthropic_inputs(self) -> bool:
@@ -95,12 +90,6 @@ class _Chat(ChatModelIntegrationTests):
         message = first.__add__(others)
         assert isinstance(message, AIMessage)
         return message
-
-    if RESPONSES:
-
-        @pytest.mark.xfail(reason="the Responses schema has no `stop`: refused by name", raises=ConfigurationError)
-        def test_stop_sequence(self, model: BaseChatModel) -> None:
-            super().test_stop_sequence(model)
 
 
 class TestChat(_Chat):

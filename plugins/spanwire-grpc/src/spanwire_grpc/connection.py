@@ -1,0 +1,205 @@
+"""One channel, and the calls on it.
+
+A channel of grpc.aio is a connection that connects by itself, again and again. Here it is one connection: it is made when
+the pool dials, and it is of no use any more once it has left the state in which it was ready. So a handshake is on the
+timeline of the call that waited for it, and calls are never queued behind a reconnect that nobody sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import time
+from collections.abc import Hashable
+from typing import Any
+
+import grpc
+
+from spanwire.calls import Call
+from spanwire.errors import ConnectionFailed, MessageTooBig
+from spanwire.transport import Attempt
+
+from .channel import Settings
+from .codec import Codec, Rpc
+from .exchange import GRPCExchange
+from .metadata import Metadata, fixed, merged
+
+__all__ = ["GRPCConnection"]
+
+_READY = grpc.ChannelConnectivity.READY
+#: How long calls may take to end when the connection is closed, in seconds: they are cancelled, which is local.
+_GOODBYE_S = 0.7
+#: The same for what the library does by itself afterwards.
+_LIBRARY_S = 0.2
+
+
+class GRPCConnection:
+    """A channel that is ready."""
+
+    protocol = "grpc"
+    engine = "grpc.aio"
+
+    def __init__(self, channel: Any, settings: Settings, address: str) -> None:
+        self.address = address
+        self.capacity = settings.max_streams
+        self.loop = asyncio.get_running_loop()
+        self.heard_ns = 0  # something came on it, whichever call it was for
+        self._channel = channel
+        self._max_request_bytes = settings.max_request_bytes
+        self._exchanges: set[GRPCExchange] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # of calls that have left, too: the library ends a moment later
+        self._closing = False
+        self._suspect = False
+        self._learned: dict[Hashable, Any] = {}
+        self._fixed: dict[str, str] = {}
+        self._fixed_for: tuple[object, object, object] | None = None
+        self._methods: dict[tuple[str, str], Any] = {}
+
+    # --- for the pool -----------------------------------------------------------------------------------------------
+
+    def connected(self) -> bool:
+        """The connection is there. Costs less than a microsecond."""
+        try:
+            return not self._closing and self._channel.get_state() is _READY
+        except Exception:  # noqa: BLE001 - the library's UsageError, which it does not export, of a closed channel
+            return False
+
+    def usable(self) -> bool:
+        return not self._suspect and self.connected()
+
+    def suspect(self) -> None:
+        """A call has waited in vain, and nothing came on the connection meanwhile: it may lead nowhere."""
+        self._suspect = True
+
+    async def start(self, call: Call, attempt: Attempt) -> GRPCExchange:
+        """Hand the call over; marks encode and send."""
+        if not self.usable():
+            raise ConnectionFailed("the connection takes no call", endpoint=self.address, phase="send")
+        assert attempt.dialect is not None
+        codec: Codec = attempt.dialect.codec
+        begin_ns = time.perf_counter_ns()
+        metadata = self._metadata(codec, attempt)
+        exchange = GRPCExchange(self, codec, call, attempt, metadata)
+        if codec.learn is None:
+            exchange.begin(None, begin_ns)
+        else:
+            about = (codec, call.model, *map(attempt.endpoint.options.get, codec.learns_by))
+            if about in self._learned:
+                exchange.begin(self._learned[about], begin_ns)
+            else:
+                exchange.begin_after(self._learn(about, codec, exchange, call, attempt))
+        self._exchanges.add(exchange)
+        assert exchange.task is not None
+        self._tasks.add(exchange.task)
+        exchange.task.add_done_callback(self._tasks.discard, context=contextvars.Context())
+        return exchange
+
+    async def _learn(self, about: Hashable, codec: Codec, exchange: GRPCExchange, call: Call, attempt: Attempt) -> Any:
+        assert codec.learn is not None
+        found = self._learned[about] = await codec.learn(exchange.ask, call, attempt.endpoint)
+        return found
+
+    def _metadata(self, codec: Codec, attempt: Attempt) -> Metadata:
+        endpoint, key = attempt.endpoint, attempt.api_key
+        made = self._fixed_for
+        if made is None or made[0] is not endpoint or made[1] != key or made[2] is not codec:
+            self._fixed = fixed(endpoint, codec.credentials(key) if key is not None else {})
+            self._fixed_for = (endpoint, key, codec)
+        return merged(self._fixed, attempt.headers, endpoint)
+
+    def call(self, rpc: Rpc, metadata: Metadata, timeout_s: float | None, requests: Any = None) -> Any:
+        """Begin an RPC. ``requests``: for a method that takes many, what gives them."""
+        size = len(rpc.request)
+        if size > self._max_request_bytes:
+            raise MessageTooBig(
+                f"the request has {size} bytes, over the limit of {self._max_request_bytes} (option max_request_bytes)",
+                endpoint=self.address,
+                phase="send",
+            )
+        shape = (
+            "stream_stream"
+            if rpc.kind in ("bidi", "held")
+            else "unary_stream"
+            if rpc.kind == "stream"
+            else "unary_unary"
+        )
+        found = self._methods.get((shape, rpc.method))
+        if found is None:
+            found = self._methods[shape, rpc.method] = getattr(self._channel, shape)(rpc.method)
+        return found(rpc.request if requests is None else requests, timeout=timeout_s, metadata=metadata)
+
+    def left(self, exchange: GRPCExchange) -> None:
+        """The exchange has left."""
+        self._exchanges.discard(exchange)
+
+    async def aclose(self) -> None:
+        self._closing = True
+        self._fail_all()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
+        await self._channel.close()
+        await self._library_ends()
+
+    async def _library_ends(self) -> None:
+        """Of a call that was cancelled the library keeps a task, until its core has heard of that: a moment."""
+        until_s = self.loop.time() + _LIBRARY_S
+        while self.loop.time() < until_s and any(map(_is_librarys, asyncio.all_tasks(self.loop))):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._fail_all()
+        close_now(self._channel)
+        if self.loop.is_closed():
+            self._bury()
+
+    def _bury(self) -> None:
+        """No task of that loop will ever take another step, and those of our calls hold them, and the connection: open."""
+        _take_no_events(self.loop)
+        for task in [*self._tasks, *filter(_is_librarys, asyncio.all_tasks(self.loop))]:
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # what it would tell of is done here
+            coroutine = task.get_coro()
+            if coroutine is not None and hasattr(coroutine, "close"):
+                with contextlib.suppress(RuntimeError):
+                    coroutine.close()
+        self._tasks.clear()
+
+    def _fail_all(self) -> None:
+        for exchange in list(self._exchanges):
+            phase = "read" if exchange.heard else "wait"
+            exchange.leave(ConnectionFailed("the connection was closed", endpoint=self.address, phase=phase))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else "ready" if self.connected() else "lost"
+        return f"GRPCConnection({self.address}, {state}, calls={len(self._exchanges)})"
+
+
+def _take_no_events(loop: asyncio.AbstractEventLoop) -> None:
+    """The library has one queue of events for all loops of a process. Whichever loop finds one of a loop that is closed fails
+    to hand it on, and reports that to its own exception handler: somebody else's, much later. Nobody waits for them."""
+    hand_on = loop.call_soon_threadsafe
+
+    def call_soon_threadsafe(callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        if getattr(callback, "__name__", "") == "_handle_callback_wrapper":
+            return None
+        return hand_on(callback, *args, context=context)  # raises, since it is closed
+
+    if getattr(hand_on, "__name__", "") == "call_soon_threadsafe" and getattr(hand_on, "__self__", None) is loop:
+        with contextlib.suppress(AttributeError):  # a loop that is written in C
+            loop.call_soon_threadsafe = call_soon_threadsafe
+
+
+def _is_librarys(task: asyncio.Task[Any]) -> bool:
+    return "_handle_status_once_received" in (getattr(task.get_coro(), "__qualname__", None) or "")
+
+
+def close_now(channel: Any) -> None:
+    """Close it without a loop. Without a time of grace its coroutine has nothing to wait for, and ends in one step."""
+    closing = channel.close()
+    try:
+        contextvars.Context().run(closing.send, None)
+    except (StopIteration, RuntimeError):  # RuntimeError: the loop is closed, and some call's callback cannot run
+        pass
+    finally:
+        closing.close()

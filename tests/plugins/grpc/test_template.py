@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from spanwire_grpc.template import prompt_of
+
+import spanwire
+from spanwire.errors import ConfigurationError
+
+CHATML = (
+    "{% for message in messages %}\n"
+    "    {% if loop.first and message['role'] != 'system' %}\n"
+    "<|im_start|>system\nBe kind.<|im_end|>\n"
+    "    {% endif %}\n"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def rendered(template: str | None, *messages: dict[str, Any], model: str | None = None, **more: Any) -> tuple[str, str]:
+    options = more if template is None else {"chat_template": template, **more}
+    endpoint = spanwire.Endpoint("grpc://h:1", options=options)
+    call = spanwire.Call.chat("m", [*(messages or [{"role": "user", "content": "Hi"}])])
+    return prompt_of(call, endpoint, model)
+
+
+def test_as_hugging_face_renders_it() -> None:
+    prompt, says = rendered(CHATML)
+    assert prompt == ("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert says == "rendered; template=given"
+
+
+def test_the_models_own_is_taken_where_none_is_given() -> None:
+    assert rendered(None, model="{{ messages[0].content }}!") == ("Hi!", "rendered; template=model")
+    assert rendered("{{ bos_token }}", chat_template_kwargs={"bos_token": "<s>"})[0] == "<s>"
+
+
+def test_plain_is_the_texts_as_they_are() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert rendered("plain", {"role": "system", "content": "x"}, parts) == ("x\nab", "rendered; template=plain")
+
+
+def test_without_a_template_it_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="chat_template"):
+        rendered(None)
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format"])
+def test_what_text_cannot_carry_is_refused(field: str) -> None:
+    call = spanwire.Call.chat("m", [{"role": "user", "content": "Hi"}], **{field: [{"x": 1}]})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=field):
+        prompt_of(call, spanwire.Endpoint("grpc://h:1", options={"chat_template": "plain"}), None)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception(messages[0].content) }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ self.__init__.__globals__ }}{{ lipsum.__globals__['os'].system('true') }}",
+        "{% for n in range(10**9) %}x{% endfor %}",
+        "{% if %}",
+        "{{ 1 // 0 }}",
+    ],
+)
+def test_a_template_can_neither_change_nor_reach_anything_nor_show_a_prompt(template: str) -> None:
+    secret = "a prompt that is nobody's business"
+    with pytest.raises(ConfigurationError) as caught:
+        prompt, _ = rendered(template, {"role": "user", "content": secret})
+        assert prompt == ""  # what the sandbox hides is undefined, and that is nothing
+        raise ConfigurationError("nothing came of it")
+    assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_picture_is_no_text() -> None:
+    with pytest.raises(ConfigurationError, match="something else"):
+        rendered("plain", {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
+
+
+def test_without_jinja_it_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'spanwire-grpc\[templates\]'"):
+        rendered("{{ 1 }}")
+
+
+def test_functions_that_templates_expect() -> None:
+    prompt, _ = rendered("{{ strftime_now('%Y') }} {{ messages | tojson }}{% for n in [1, 2] %}{% break %}{% endfor %}")
+    assert prompt[:4].isdigit()
+    assert prompt.endswith('[{"role": "user", "content": "Hi"}]')
