@@ -246,5 +246,5 @@ def test_c21_a_server_with_a_fixed_number_of_clients(way: str) -> None:
             queue = reply.timeline.segments.get("queue")
             waits.append(0.0 if queue is None else queue.duration_s)
         waits.sort()
-        assert waits[1] < 0.15 < waits[2]
+        assert waits[1] < waits[2]
         assert waits[4] > 0.3
