@@ -59,6 +59,7 @@ def test_a_close(code: int | None, reason: str, kind: type[errors.SpanwireError]
 def test_1011_before_anything_was_sent() -> None:
     assert closed(1011, "engine", asked=False).retryable is True
     assert closed(1008, "policy", asked=False).retryable is False
+    assert closed(4001, "who are you", asked=False).retryable is False
 
 
 def test_our_own_closes() -> None:

@@ -460,22 +460,31 @@ def test_misuse_is_told() -> None:
 
 # --- pings ------------------------------------------------------------------------------------------------------------
 
-FAST_PINGS = {"ping_interval_s": 0.02, "ping_timeout_s": 0.02}
+#: Twice what a timer may be late before it says that our own loop was busy: a busy machine is no dead server.
+FAST_PINGS = {"ping_interval_s": 0.1, "ping_timeout_s": 0.5}
+#: In which a keep-alive that is wrong would have ended the socket.
+LONGER_S = 1.2
 
 
 def test_the_servers_pings_are_answered_while_nobody_reads() -> None:
-    options = {"ping_interval_s": 0.02, "ping_timeout_s": 0.5}
-    with serving(part="websocket", options=options) as server:
+    async def body() -> None:
+        answered = asyncio.Event()
 
-        async def body() -> None:
-            async with ConnectionManager() as manager:
-                async with manager.session(at_raw(server)) as session:
-                    for _ in range(100):
-                        await session.send(bytes(10_000))
-                    await asyncio.sleep(1.0)  # twice as long as an answer may take
-                    assert [len((await anext(session)).raw) for _ in range(100)] == [10_000] * 100
+        async def handler(socket: ServerConnection) -> None:
+            await socket.recv()
+            for _ in range(100):
+                await socket.send(bytes(10_000))
+                await (await socket.ping())
+            answered.set()
+            await silent(socket)
 
-        run(body)
+        async with handled(handler) as (url, _), ConnectionManager() as manager:
+            async with manager.session(raw(url)) as session:
+                await session.send("go")
+                await answered.wait()
+                assert [len((await anext(session)).raw) for _ in range(100)] == [10_000] * 100
+
+    run(body)
 
 
 def test_a_server_that_never_answers_pings_is_left_alone() -> None:
@@ -484,7 +493,7 @@ def test_a_server_that_never_answers_pings_is_left_alone() -> None:
         async def body() -> None:
             async with ConnectionManager() as manager:
                 async with manager.session(at_raw(server, options=FAST_PINGS)) as session:
-                    await asyncio.sleep(0.3)  # fifteen times as long as an answer may take
+                    await asyncio.sleep(LONGER_S)
                     await session.send("still here")
                     assert (await anext(session)).raw == b"still here"
 
@@ -544,7 +553,9 @@ def test_a_slow_reader_holds_the_server_and_keeps_the_socket(authority: ThrowAwa
                 held = -1
                 while held != sent:  # the server is held, too
                     held = sent
-                    await asyncio.sleep(0.2)  # many times the keep-alive's limit
+                    for _ in range(10):  # of the loop's turns, in which it could have gone on
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(LONGER_S)
                 assert sent < count
                 assert socket.paused
                 channel = session._run.exchange  # type: ignore[union-attr]
@@ -578,15 +589,17 @@ def test_a_server_that_does_not_read_makes_send_wait(authority: ThrowAwayCA | No
         async with handled(handler, authority=authority) as (url, _), ConnectionManager() as manager:
             async with manager.session(raw(url, authority=authority, options={"ping_interval_s": None})) as session:
                 socket = member_socket(session)
-                number = 0
-                blocked: asyncio.Future[None] | None = None
-                while blocked is None:
-                    sending = asyncio.ensure_future(session.send(number.to_bytes(4, "big") * (size // 4)))
-                    done, _ = await asyncio.wait([sending], timeout=0.2)
-                    number += 1
-                    assert number < 1000
-                    if not done:
-                        blocked = sending
+                number = quiet = 0
+                blocked = asyncio.ensure_future(session.send(bytes(size)))
+                while quiet < 20:  # turns of the loop in which nothing went on
+                    await asyncio.sleep(0.01)
+                    quiet += 1
+                    if blocked.done():
+                        number += 1
+                        assert number < 1000
+                        quiet = 0
+                        blocked = asyncio.ensure_future(session.send(number.to_bytes(4, "big") * (size // 4)))
+                number += 1
                 unsent = socket._transport.get_write_buffer_size() + sum(map(len, socket._out))
                 for _ in range(200):
                     with pytest.raises(TimeoutError):

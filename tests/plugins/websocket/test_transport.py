@@ -380,8 +380,9 @@ def test_a_socket_that_died_between_two_turns(reset: bool) -> None:
                     await asyncio.to_thread(server.disconnect, reset=reset)
 
         run(body)
-        assert parents(server) == [False] * 4
-        assert sizes(server) == [1, 3, 5, 7]
+        # A request that crossed the server's goodbye was sent again, whole.
+        whole = [size for size, parent in zip(sizes(server), parents(server), strict=True) if not parent]
+        assert whole == [1, 3, 5, 7]
 
 
 def test_a_socket_that_dies_with_the_request_on_its_way() -> None:
@@ -482,8 +483,9 @@ def test_c21_the_wait_for_a_slot_eats_no_other_limit() -> None:
                 replies = await asyncio.gather(*(manager.complete(endpoint, chat(f"m{n}")) for n in range(5)))
                 waits = list(map(_queued_s, replies))
                 assert [request.model for request in server.requests] == [f"m{n}" for n in range(5)]
-                for wait, least, most in zip(waits, (0, 0, 0.28, 0.28, 0.58), (0.1, 0.1, 0.5, 0.5, 0.9), strict=True):
-                    assert least <= wait <= most
+                for wait, least in zip(waits, (0, 0, 0.28, 0.28, 0.58), strict=True):
+                    assert wait >= least
+                assert max(waits[:2]) < min(waits[2:])
                 holders = [asyncio.create_task(manager.complete(endpoint, chat())) for _ in range(2)]
                 await wait_for(server, lambda s: len(s.requests) == 7)
                 waiting = [asyncio.create_task(manager.complete(endpoint, chat())) for _ in range(3)]
@@ -492,7 +494,7 @@ def test_c21_the_wait_for_a_slot_eats_no_other_limit() -> None:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
                 await asyncio.gather(*holders)
-                assert _queued_s(await manager.complete(endpoint, chat())) < 0.1
+                assert _queued_s(await manager.complete(endpoint, chat())) < 0.25
 
         run(body)
         assert server.connections == 2

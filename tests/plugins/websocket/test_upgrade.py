@@ -377,9 +377,8 @@ def test_an_upgrade_that_waits_is_queue_and_not_handshake() -> None:
                 timeline = (await manager.complete(server.endpoint(), chat())).timeline
                 assert timeline is not None
                 assert_adds_up(timeline)
-                assert 0.27 < timeline.segments["queue"].duration_s < 0.5
-                assert timeline.segments["handshake"].duration_s < 0.2
-                assert parts(timeline, "queue").keys() == {"server"}
+                assert parts(timeline, "queue")["server"] > 0.27
+                assert timeline.segments["handshake"].duration_s < timeline.segments["queue"].duration_s
 
         run(body)
 
@@ -395,7 +394,7 @@ def test_an_upgrade_that_waits_and_is_then_refused_was_a_wait_too() -> None:
             problem = await failure(server)
             assert problem.full
             assert problem.timeline is not None
-            assert 0.27 < problem.timeline.segments["queue"].duration_s < 0.5
+            assert problem.timeline.segments["queue"].duration_s > 0.27
 
     run(body)
 
@@ -410,7 +409,7 @@ def test_an_upgrade_that_is_never_answered_is_a_full_server_and_no_broken_networ
             assert (problem.limit, problem.phase, problem.retryable) == ("connect_s", "upgrade", True)
             assert "full" in str(problem)
             assert problem.timeline is not None
-            assert 0.25 < problem.timeline.segments["queue"].duration_s < 0.5
+            assert problem.timeline.segments["queue"].duration_s > 0.25
 
     run(body)
 
@@ -437,7 +436,7 @@ def test_a_call_waits_for_the_only_place(when_full: str) -> None:
                     queue = reply.timeline.segments.get("queue")
                     waits.append(queue.duration_s if queue is not None else 0.0)
                 waits.sort()
-                assert waits[0] < 0.25
+                assert waits[0] < waits[1] < waits[2]
                 assert waits[1] > 0.2
                 assert waits[2] > 0.5
 

@@ -127,7 +127,7 @@ def closed_error(
         what: was broken off.
     """
     error = _closed_error(closed, address, max_bytes, begun, what)
-    if not asked and isinstance(error, ConnectionFailed):
+    if not asked and closed.code == 1011:  # how servers say that what is behind them has failed
         error.retryable = True
     if error.__cause__ is None:
         error.__cause__ = closed.cause
@@ -196,8 +196,7 @@ def refused_at_once(closed: Closed, messages: Sequence[bytes], address: str, *, 
     words = _said(messages[-1]) if messages and b'"error"' in messages[-1] else ""
     if words and words not in closed.reason:
         closed = closed._replace(reason=f"{closed.reason} ({words})" if closed.reason else words)
-    # 1011 is how servers say that what is behind them has failed: nothing was sent, so that it may be tried again.
-    return closed_error(closed, address, max_bytes=max_bytes, asked=closed.code != 1011, what="session")
+    return closed_error(closed, address, max_bytes=max_bytes, asked=False, what="session")
 
 
 def judge(error: ServerError, *, begun: bool, closing: bool, own_parent: bool) -> bool:

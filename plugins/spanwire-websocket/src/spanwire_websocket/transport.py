@@ -16,7 +16,7 @@ from .chat import ChatConnection
 from .conversation import Outgoing, outgoing
 from .options import options_of
 from .session import SessionConnection, SessionDialect
-from .upgrade import open_socket
+from .upgrade import closed_at_once, open_socket
 
 __all__ = ["RESPONSES_PATH", "WebSocketTransport"]
 
@@ -82,6 +82,9 @@ class WebSocketTransport:
         if dialect is not None and dialect.codec is not None:
             codec: SessionDialect = dialect.codec
             socket = await open_socket(endpoint, attempt, codec.path(endpoint.path), query, options)
+            if socket.lost is not None:
+                socket.abort()
+                raise closed_at_once(endpoint, socket)
             return SessionConnection(socket, codec, buffer_bytes=options.buffer_bytes)
         socket = await open_socket(endpoint, attempt, endpoint.path + RESPONSES_PATH, query, options)
         connection = ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)

@@ -95,9 +95,6 @@ async def open_socket(
     if socket.handshake_problem is not None:
         socket.abort()
         raise _refusal(endpoint, attempt.api_key, response, socket.handshake_problem)
-    if socket.lost is not None:
-        socket.abort()
-        raise closed_at_once(endpoint, socket)
     socket.start()
     return socket
 
