@@ -18,7 +18,10 @@ from spanwire.wire.openai_responses import answer_items
 
 __all__ = ["Conversation", "Outgoing", "conversation_after", "outgoing"]
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+#: Items are compared, so that the order of their keys must not count. That of settings does: a server writes an answer's fields
+#: in the order in which ``text.format`` and ``tools`` name them.
+_encode_item = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.encode
 
 
 class Outgoing:
@@ -78,7 +81,7 @@ def outgoing(request: Mapping[str, Any], custom: frozenset[str] = frozenset()) -
         return Outgoing(settings, None)
     del settings["input"]
     _encode(settings)
-    items = [_encode(item) for item in given]
+    items = [_encode_item(item) for item in given]
     digests = tuple(_digest(item, written) for item, written in zip(given, items, strict=True))
     return Outgoing(settings, items, digests, custom)
 
@@ -123,7 +126,7 @@ def conversation_after(
         known = before.digests + call.digests
     if call.settings.get("generate") is False:  # a warm-up: there is no answer that a client could append
         return Conversation(id, known, call.model)
-    answer = tuple(_digest(item, _encode(item)) for item in answer_items(text, tool_calls, custom=call.custom))
+    answer = tuple(_digest(item, _encode_item(item)) for item in answer_items(text, tool_calls, custom=call.custom))
     return Conversation(id, known + answer, call.model)
 
 
@@ -132,7 +135,7 @@ def _digest(item: Any, written: bytes) -> bytes:
     if isinstance(item, Mapping) and item.get("type") == "function_call":
         try:
             arguments = json.dumps(json.loads(item.get("arguments") or "{}"), sort_keys=True)
-            written = _encode({**item, "arguments": arguments})
+            written = _encode_item({**item, "arguments": arguments})
         except (TypeError, ValueError, RecursionError):
             pass
     return hashlib.blake2b(written, digest_size=16).digest()
