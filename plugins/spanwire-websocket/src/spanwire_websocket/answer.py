@@ -165,7 +165,9 @@ class ResponsesExchange(Inbox):
         except SpanwireError as error:
             self._refused(error)
             return
-        if last is not None:
+        if last is not None:  # with what came with no event before it
+            self._texts.append(last.text)
+            self._calls.append(last)
             self._items.append(last)
         if self._paused:
             self._paused = False
