@@ -677,3 +677,42 @@ def test_an_answer_that_comes_with_its_last_event_is_continued(first: bytes) -> 
             assert all(item["type"] != "function_call" for item in second["input"])
 
     run(body)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        output(called(), id="r1"),
+        output(called(id=""), id="r1"),
+        created("r1")
+        + event("response.output_item.added", output_index=0, item=called(arguments=""))
+        + event("response.output_item.done", output_index=0, item=called(call_id="x"))
+        + event("response.completed", response={"id": "r1", "status": "completed", "output": [called(call_id="x")]}),
+    ],
+    ids=["the item's", "ours", "too late"],
+)
+def test_a_call_to_which_we_gave_an_id_is_sent_with_what_its_tool_says(first: bytes) -> None:
+    """The server knows no call of that name: it gets both."""
+
+    async def body() -> None:
+        async with raw_server(plays(first, FINE)) as server:
+            second = await two_turns(server)
+            assert "previous_response_id" not in second
+            call, said = second["input"][-3:-1]
+            assert (call["type"], said["type"]) == ("function_call", "function_call_output")
+            assert call["call_id"] == said["call_id"]
+
+    run(body)
+
+
+def test_a_conversation_that_the_server_keeps_is_not_mixed_with_what_a_socket_remembers() -> None:
+    """``conversation`` and ``previous_response_id`` exclude each other, and it holds more than the call has said."""
+
+    async def body() -> None:
+        async with raw_server(fine) as server:
+            second = await two_turns(server, conversation="conv_1")
+            assert server.asked[0]["conversation"] == "conv_1"
+            assert "previous_response_id" not in second
+            assert len(second["input"]) == 3
+
+    run(body)

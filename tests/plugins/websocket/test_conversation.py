@@ -67,6 +67,7 @@ def more_items(call: Outgoing) -> list[Any]:
         ask(),
         outgoing({"model": "other", "input": [item("a"), item("c", "assistant"), item("d")]}),
         ask(item("a"), item("c", "assistant"), item("d"), previous_response_id="r0"),
+        ask(item("a"), item("c", "assistant"), item("d"), conversation="conv_1"),
         outgoing({"model": "m", "input": "d"}),
     ],
 )

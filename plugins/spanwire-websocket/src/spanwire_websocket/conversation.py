@@ -55,6 +55,11 @@ class Outgoing:
         """The model that it asks for."""
         return self.settings.get("model")
 
+    @property
+    def is_kept_elsewhere(self) -> bool:
+        """It goes on with a conversation in the server's store, which may hold more than the call says."""
+        return self.settings.get("conversation") is not None
+
     def message(self, known: Conversation | None) -> bytes:
         """The event that asks for the answer, with what ``known`` does not have yet."""
         if known is None or self.items is None:
@@ -106,6 +111,7 @@ class Conversation:
         known = self.digests
         return (
             call.parent is None
+            and not call.is_kept_elsewhere
             and call.items is not None
             and len(call.digests) > len(known)
             and call.model == self.model
@@ -117,7 +123,7 @@ def conversation_after(
     before: Conversation | None, id: str, call: Outgoing, text: str, tool_calls: Sequence[ToolCall]
 ) -> Conversation | None:
     """What the server remembers once it has answered; None where that is not known."""
-    if call.items is None:
+    if call.items is None or call.is_kept_elsewhere:
         return None
     known: tuple[bytes, ...] = call.digests
     if call.parent is not None:  # the caller counts by himself: only what follows its own last answer is known
