@@ -666,11 +666,19 @@ def test_endpoints_that_differ_in_what_the_handshake_says_share_no_socket() -> N
     assert len({transport.key(endpoint) for endpoint in [base, *other]}) == len(other) + 1
 
 
-def test_an_address_with_the_path_of_the_schema_is_refused_with_advice() -> None:
-    endpoint = spanwire.Endpoint("wss://h/v1/responses", proxy=None, dialect="responses")
-    with pytest.raises(errors.ConfigurationError) as caught:
-        WebSocketTransport().key(endpoint)
-    assert "/responses" in str(caught.value)
+@pytest.mark.parametrize("dialect", [None, "responses"])
+@pytest.mark.parametrize("warmed", [False, True])
+def test_an_address_with_the_path_of_the_schema_is_refused_with_advice(dialect: str | None, warmed: bool) -> None:
+    with loopback(hello()) as server:
+
+        async def body() -> None:
+            async with spanwire.ConnectionManager(telemetry=None) as manager:
+                endpoint = spanwire.Endpoint(f"{server.url}/responses", proxy=None, dialect=dialect)
+                with pytest.raises(errors.ConfigurationError, match="remove '/responses' from its end"):
+                    await (manager.warm(endpoint) if warmed else manager.complete(endpoint, chat()))
+
+        run(body)
+        assert server.connections == 0
 
 
 def test_a_key_that_is_asked_for_goes_with_the_handshake() -> None:
