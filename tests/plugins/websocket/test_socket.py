@@ -559,6 +559,34 @@ def test_c23_missing_pongs_alone_do_not_end_a_call() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("answered", [0, 3])
+def test_c23_a_server_that_answers_no_ping_gets_more_of_them(answered: int) -> None:
+    """Else the connection of a long call would be silent, and a proxy would cut it. The last one may be answered alone."""
+    pings: list[bytes] = []
+
+    async def handler(peer: Peer) -> None:
+        await peer.upgrade()
+        while len(pings) < 4:
+            opcode, data = await peer.frame()
+            if opcode == PING:
+                pings.append(data)
+                if len(pings) == answered:
+                    await peer.send(frame(data, PONG))
+        await peer.send(FINE)
+        await peer.until_gone()
+
+    async def body() -> None:
+        async with raw_server(handler) as server, spanwire.ConnectionManager(telemetry=None) as manager:
+            reply = await ask(server, manager, options={"ping_interval_s": 0.05, "ping_timeout_s": 0.02})
+            assert reply.text == WORDS
+            assert reply.timeline is not None
+            assert reply.timeline.connection is not None
+            assert_adds_up(reply.timeline)
+
+    run(body)
+    assert pings == ([b"1", b"again", b"again", b"2"] if answered else [b"1", b"again", b"again", b"again"])
+
+
 def test_c23_our_own_loop_is_blocked() -> None:
     import time
 
