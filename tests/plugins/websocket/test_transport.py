@@ -16,6 +16,7 @@ import spanwire
 from spanwire import errors
 from spanwire.testing import LoopbackServer, Script, ScriptedTool
 from tests.plugins.websocket.raw_server import Peer, answer, raw_server
+from tests.plugins.websocket.session_server import until
 from tests.support import NEVER, assert_adds_up, chat, hello, read, run, wait_for
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -366,6 +367,11 @@ def test_an_answer_that_outlives_the_sockets_age_is_not_cut() -> None:
         assert not any(request.left for request in server.requests)
 
 
+def connections(manager: spanwire.ConnectionManager) -> list[Any]:
+    pools = [pool for state in manager._states.values() for pool in state.pools.values()]
+    return [member.connection for pool in pools for member in pool.state.members]
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_socket_that_died_between_two_turns(reset: bool) -> None:
     with loopback(default=echo) as server:
@@ -378,6 +384,7 @@ def test_a_socket_that_died_between_two_turns(reset: bool) -> None:
                     assert (await tell(manager, endpoint, messages)).text == f're "{turn - 1}"'
                     messages.append(user(f"{turn}"))
                     await asyncio.to_thread(server.disconnect, reset=reset)
+                    await until(lambda: not any(connection.usable() for connection in connections(manager)))
 
         run(body)
         # A request that crossed the server's goodbye was sent again, whole.
