@@ -231,8 +231,8 @@ class WebSocket(asyncio.Protocol):
     def take(self, sink: Sink | None) -> None:
         """From now on messages go there; None for nobody."""
         self._sink = sink
-        if sink is not None and len(self.quiet) >= _MOST_QUIET:
-            self.resume_reading()
+        if sink is not None:
+            self.resume_reading()  # it was stopped if too much had come for nobody
 
     def usable(self) -> bool:
         """It is open, and nothing was said to end it."""
