@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spanwire_websocket.socket import Closed, Keepalive, WebSocket, quiet_logger
+from spanwire_websocket.socket import Closed, Keepalive, Sink, WebSocket, quiet_logger
 from websockets.client import ClientProtocol
 from websockets.frames import Frame
 from websockets.protocol import State
@@ -204,6 +204,27 @@ def test_whatever_comes_is_told_as_the_library_reads_it(data: bytes, cuts: list[
         assert len(closed) == 1
 
     asyncio.run(body())
+
+
+def test_the_fast_way_is_taken_wherever_a_message_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on where the library's parser stands, which is told in no documented way."""
+    taken: list[int] = []
+    take = WebSocket._take_plain
+
+    def noted(self: WebSocket, data: bytes, sink: Sink) -> int:
+        taken.append(take(self, data, sink))
+        return taken[-1]
+
+    monkeypatch.setattr(WebSocket, "_take_plain", noted)
+    whole, half = frame("whole"), frame("a", fin=False)
+    reads = [whole, frame(b"b", BINARY), whole, whole[:3], whole[3:], half, frame("c", CONT), whole]
+
+    async def body() -> None:
+        messages, _ = _heard(reads, 1 << 20)
+        assert len(messages) == 6
+
+    asyncio.run(body())
+    assert taken == [7, 0, 7, 0, 0, 7]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])

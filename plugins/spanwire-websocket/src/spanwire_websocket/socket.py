@@ -43,8 +43,9 @@ _MOST_QUIET = 64
 
 #: In a ping that only keeps the connection from being silent; those that measure have numbers.
 _AGAIN = b"again"
-#: Where the library's parser stands until the first byte of a frame comes.
-_WAITS_FOR_A_FRAME = StreamReader.at_eof.__code__
+#: Where the library's parser stands until the first byte of a frame comes. In a version that has it otherwise nothing is
+#: equal to it, and everything goes through that parser.
+_WAITS_FOR_A_FRAME = getattr(getattr(StreamReader, "at_eof", None), "__code__", object())
 
 _TEXT, _BINARY, _CONT, _PONG, _CLOSE = Opcode.TEXT, Opcode.BINARY, Opcode.CONT, Opcode.PONG, Opcode.CLOSE
 
@@ -61,7 +62,7 @@ def _is_between_frames(wire: ClientProtocol) -> bool:
 
     That nothing lies in its buffer does not say so: the head of a frame is taken out of it before the rest has come.
     """
-    at: Any = wire.parser
+    at: Any = getattr(wire, "parser", None)
     while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:
         at = at.gi_yieldfrom
     return getattr(at, "gi_code", None) is _WAITS_FOR_A_FRAME
