@@ -642,6 +642,31 @@ def test_a_server_with_much_to_say_before_it_is_asked_is_read_again() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_an_end_that_is_said_twice_is_not_the_next_answer(late: bool) -> None:
+    """Some servers send ``response.done`` after ``response.completed``. It may come when the next call has begun."""
+
+    async def body() -> None:
+        async def twice(peer: Peer) -> None:
+            await peer.upgrade()
+            again = b""
+            for number in range(4):
+                await peer.request()
+                one = answer(f"Hello {number}", id=f"r{number}")
+                before, again = again, completed(f"Hello {number}", f"r{number}")
+                await (peer.send(before + one) if late else peer.send(one + again))
+            await peer.until_gone()
+
+        async with raw_server(twice) as server, spanwire.ConnectionManager(telemetry=None) as manager:
+            for number in range(4):
+                reply = await manager.complete(server.endpoint(retries=NEVER), chat())
+                assert reply.text == f"Hello {number}"
+                assert reply.id == f"r{number}"
+            assert len(server.peers) == 1
+
+    run(body)
+
+
 # --- what a server remembers of an answer ----------------------------------------------------------------------------
 
 

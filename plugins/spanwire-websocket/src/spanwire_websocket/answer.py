@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from spanwire.calls import Chunk, ReplyBuilder
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError
 from spanwire.transport import Attempt, Head, Inbox
@@ -18,13 +20,35 @@ from .socket import Closed, WebSocket
 if TYPE_CHECKING:
     from .chat import ChatConnection
 
-__all__ = ["ResponsesExchange"]
+__all__ = ["ResponsesExchange", "ends_again"]
 
 #: What may lie unread before the peer is stopped, in bytes: much more than on other transports, since a socket that is not
 #: read answers no pings either, and is given up by the server. Longer than any answer of words.
 _HIGH_BYTES = 8 * 1024 * 1024
 #: As many items are counted the first time, and each time twice as many.
 _COUNT_FROM = 64
+
+
+class _Response(msgspec.Struct, gc=False):
+    id: str | None = None
+
+
+class _Ending(msgspec.Struct, gc=False):
+    type: str = ""
+    response: _Response | None = None
+
+
+_decode_ending = msgspec.json.Decoder(_Ending).decode
+
+
+def ends_again(data: bytes | bytearray, answered: str) -> bool:
+    """Whether it is the end of an answer that has ended: there are servers that say so by both names of the event."""
+    try:
+        found = _decode_ending(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    is_end = found.type in ("response.completed", "response.done")
+    return is_end and found.response is not None and found.response.id == answered
 
 
 class ResponsesExchange(Inbox):
@@ -35,6 +59,7 @@ class ResponsesExchange(Inbox):
     """
 
     __slots__ = (
+        "_answered",
         "_attempt",
         "_calls",
         "_connection",
@@ -77,6 +102,7 @@ class ResponsesExchange(Inbox):
         self._calls: list[Chunk] = []
         self._paused_since_ns = 0
         self._done = False
+        self._answered = connection.answered
         self._was_refused, connection.refused = connection.refused, False
         self.on_message: Callable[[bytes | bytearray, bool], None] = self._early
 
@@ -100,6 +126,8 @@ class ResponsesExchange(Inbox):
 
     def _early(self, data: bytes | bytearray, text: bool) -> None:
         """A message up to the first content."""
+        if self._answered is not None and not self._decoder.created and ends_again(data, self._answered):
+            return
         marks, now_ns = self._marks, self._socket.arrival_ns
         if not marks.first_byte_ns:
             self.on_sent()  # if not before: it answers without having read the request to its end
@@ -175,6 +203,8 @@ class ResponsesExchange(Inbox):
         marks.ended_ns = time.perf_counter_ns()
         self._leave()
         connection = self._connection
+        # Only of servers that announce each answer: of others an end may be all that comes, and the id always the same.
+        connection.answered = decoder.id if decoder.created else None
         if (
             connection.remembers
             and decoder.id is not None

@@ -10,7 +10,7 @@ from spanwire.errors import ConnectionFailed, ServerError, SpanwireError
 from spanwire.transport import Attempt, Exchange
 from spanwire.wire.openai_responses import ResponsesDecoder
 
-from .answer import ResponsesExchange
+from .answer import ResponsesExchange, ends_again
 from .conversation import Conversation, Outgoing
 from .faults import closed_error, judge
 from .socket import WebSocket
@@ -30,6 +30,7 @@ class ChatConnection:
         remembers: go on with the conversation that the server has, where a call allows it.
 
     Attributes:
+        answered: id of the last answer, if the server had announced it; None if not.
         refused: the last call got an error event: many servers close the socket after it.
     """
 
@@ -39,6 +40,7 @@ class ChatConnection:
         "_max_age_ns",
         "_retired",
         "_used",
+        "answered",
         "conversation",
         "refused",
         "remembers",
@@ -58,6 +60,7 @@ class ChatConnection:
         self._retired = False
         self.remembers = remembers
         self.refused = False
+        self.answered: str | None = None
         self._used = False
 
     def usable(self) -> bool:
@@ -65,9 +68,16 @@ class ChatConnection:
         return (
             not self._retired
             and self.socket.usable()
-            and (self._exchange is not None or not self.socket.quiet or not self._used)
+            and (self._exchange is not None or not self._used or not self._unasked())
             and time.perf_counter_ns() - self._made_ns < self._max_age_ns
         )
+
+    def _unasked(self) -> bool:
+        """Something has come that belongs to no call."""
+        quiet = self.socket.quiet
+        if quiet and self.answered is not None:
+            quiet[:] = [(data, text) for data, text in quiet if not ends_again(data, self.answered)]
+        return bool(quiet)
 
     def suits(self, call: object) -> int:
         """2: its server remembers this conversation; 1: none; 0: another one, which it would forget."""
