@@ -28,7 +28,6 @@ _LOOK_AGAIN_S = 0.1
 #: the channel has recovered meanwhile; then a health check is what it is.
 _WHY = "/grpc.health.v1.Health/Check"
 _WHY_S = 1.0
-_FORKS = ("1", "true", "yes", "on", "t", "y")
 
 #: The process in which the library was first used.
 _used_in: list[int] = []
@@ -77,11 +76,12 @@ def _check_process(endpoint: Endpoint) -> None:
     if not _used_in:
         _used_in.append(here)
         grpc.aio.init_grpc_aio()  # once more than needed: else its thread would end and start with each last connection
-    elif _used_in[0] != here and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in _FORKS:
+    elif (
+        _used_in[0] != here
+    ):  # also with GRPC_ENABLE_FORK_SUPPORT: a thread of grpc.aio's is always in the library (measured)
         raise ConfigurationError(
             f"gRPC was used in the process {_used_in[0]}, of which this one was forked, and its calls would hang here: "
-            "make the first call after the fork, start processes with multiprocessing's 'spawn' or 'forkserver', or set "
-            "GRPC_ENABLE_FORK_SUPPORT=true and GRPC_POLL_STRATEGY=poll before Python starts",
+            "make the first call after the fork, or start processes with multiprocessing's 'spawn' or 'forkserver'",
             endpoint=endpoint.address,
         )
 
