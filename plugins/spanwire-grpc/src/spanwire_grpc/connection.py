@@ -39,12 +39,17 @@ _LIBRARY_S = 0.2
 
 
 class GRPCConnection:
-    """A channel that is ready."""
+    """A channel that is ready.
+
+    Attributes:
+        rtt_ns: the round trip to the peer, None if unknown.
+    """
 
     protocol = "grpc"
     engine = "grpc.aio"
 
-    def __init__(self, channel: Any, settings: Settings, address: str) -> None:
+    def __init__(self, channel: Any, settings: Settings, address: str, rtt_ns: int | None = None) -> None:
+        self.rtt_ns = rtt_ns
         self.address = address
         self.capacity = settings.max_streams
         self.loop = asyncio.get_running_loop()

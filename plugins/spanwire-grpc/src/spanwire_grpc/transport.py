@@ -13,10 +13,12 @@ import grpc
 
 from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError, SpanwireError
+from spanwire.net.dial import route_of
 from spanwire.transport import Attempt
 
 from .channel import Settings, key_of, open_channel, settings_of
 from .connection import GRPCConnection, close_now
+from .roundtrip import open_sockets, rtt_of_new_ns
 from .status import connect_error
 
 __all__ = ["GRPCTransport"]
@@ -50,15 +52,19 @@ class GRPCTransport:
         _check_process(endpoint)
         settings = _settings(endpoint)
         marks = attempt.marks
+        # Of a proxy, or of one of several servers, it would be somebody else's.
+        direct = endpoint.uds is None and route_of(endpoint).proxy is None and "target" not in endpoint.options
+        before = open_sockets() if direct else {}
         marks.begin("connect", time.perf_counter_ns())
         channel = open_channel(settings)
         try:
             await _ready(channel, endpoint)
-            connection = GRPCConnection(channel, settings, endpoint.address)
+            marks.end("connect", time.perf_counter_ns())
+            rtt_ns = rtt_of_new_ns(before, endpoint.origin.port) if before else 0 if endpoint.uds is not None else None
+            connection = GRPCConnection(channel, settings, endpoint.address, rtt_ns)
         except BaseException:  # cancelled, too
             close_now(channel)
             raise
-        marks.end("connect", time.perf_counter_ns())
         return connection
 
 
