@@ -75,6 +75,7 @@ class GRPCExchange(Inbox):
         self._spoken: Call | None = call
         self._attempt = attempt
         self._marks = attempt.marks
+        self._marks.rtt_ns = connection.rtt_ns
         self._metadata = metadata
         self._streamed = attempt.streamed
         self._limit = attempt.endpoint.limits.max_event_bytes
