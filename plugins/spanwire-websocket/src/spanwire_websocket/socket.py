@@ -139,7 +139,7 @@ class WebSocket(asyncio.Protocol):
         "upgraded_ns",
     )
 
-    def __init__(self, address: str, wire: ClientProtocol, keepalive: Keepalive) -> None:
+    def __init__(self, address: str, wire: ClientProtocol, keepalive: Keepalive, max_bytes: int) -> None:
         self._address = address
         self._wire = wire
         self._keepalive = keepalive
@@ -170,7 +170,7 @@ class WebSocket(asyncio.Protocol):
         self.quiet: list[tuple[bytes | bytearray, bool]] = []
         self._plain = False  # messages come as they are, and may be taken without the library's parser
         self._half_read = wire.reader.buffer  # what that parser has of a frame that has not come to its end
-        self._largest = wire.max_message_size or 1 << 62
+        self._largest = max_bytes
 
     # --- for its owner ----------------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class WebSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.arrival_ns = time.perf_counter_ns()
         wire, sink = self._wire, self._sink
-        if sink is not None and self._plain and not self._half_read and wire.current_size is None:
+        if sink is not None and self._plain and not (self._half_read or self._fragments):
             taken = self._take_plain(data, sink)
             if taken == len(data):
                 if self._sink is sink:

@@ -77,7 +77,10 @@ async def open_socket(
         request.headers[name] = value
     route = route_of(endpoint)
     socket = await dial(
-        endpoint, attempt.marks, lambda: WebSocket(endpoint.address, wire, options.keepalive), route=route
+        endpoint,
+        attempt.marks,
+        lambda: WebSocket(endpoint.address, wire, options.keepalive, endpoint.limits.max_event_bytes),
+        route=route,
     )
     socket.set_connect_rtt(attempt.marks.rtt_ns, through_proxy=route.proxy is not None)
     try:
