@@ -11,14 +11,14 @@ import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from .errors import ConfigurationError
 
-__all__ = ["TLS", "ApiKey", "Endpoint", "Limits", "Origin", "Retries", "Timeouts", "check_headers"]
+__all__ = ["TLS", "ApiKey", "Endpoint", "Limits", "Origin", "Retries", "Timeouts", "check_headers", "without_secrets"]
 
 #: A key, or something that gives one: called once for each attempt, may be async (tokens that expire).
 ApiKey = str | Callable[[], str | Awaitable[str]]
@@ -29,6 +29,9 @@ _SECURE = frozenset({"https", "wss", "grpcs"})
 #: RFC 9110 section 5.6.2 (token) and 5.5 (field values: no CR, LF, NUL).
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _BAD_VALUE = re.compile(r"[\r\n\0]")
+#: Headers and parameters of a query whose values are nobody's to see; a shorter value would be found in any text.
+_SECRET = re.compile(r"auth|key|token|secret|sig|pass|cookie|credential", re.IGNORECASE)
+_SECRET_CHARACTERS = 6
 _BAD_URL = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -93,6 +96,23 @@ class TLS(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"TLS(cert=...) must be a PEM file's path, or (certificate file, key file), not {_shown(cert)}"
             )
+
+
+def without_secrets(text: str, endpoint: Endpoint, api_key: str | None, headers: Mapping[str, str]) -> str:
+    """A server's words without the key, and the values of headers and query that are named like one: servers repeat what
+    they refuse, and the whole target of a path that they do not have.
+
+    Args:
+        headers: of the call.
+    """
+    found = {api_key} if api_key else set()
+    for name, value in (*endpoint.headers.items(), *headers.items(), *endpoint.query.items()):
+        if _SECRET.search(name) and len(value) >= _SECRET_CHARACTERS:
+            found |= {value, quote(value), quote_plus(value)}
+            found.add(value.rpartition(" ")[2])  # without "Bearer"
+    for secret in sorted(filter(None, found), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwire.endpoint import TLS, Endpoint, Limits, Origin, Retries, Timeouts, check_headers
+from spanwire.endpoint import TLS, Endpoint, Limits, Origin, Retries, Timeouts, check_headers, without_secrets
 from spanwire.errors import ConfigurationError
 
 URL = "http://127.0.0.1:8000/v1"
@@ -399,3 +399,15 @@ def test_a_setting_of_a_wrong_type_is_not_shown() -> None:
         Endpoint("http://h/v1", proxy={"https": "http://u:s3cret@p:1"})  # type: ignore[arg-type]
     assert "s3cret" not in str(caught.value)
     assert "a dict" in str(caught.value)
+
+
+def test_a_servers_words_are_shown_without_what_is_secret() -> None:
+    endpoint = Endpoint(
+        "http://h/v1?api_key=q%2Fs3cret&api-version=2025-01-01",
+        headers={"Authorization": "Bearer h-s3cret", "x-team": "blue-team", "x-token": "a"},
+    )
+    said = "GET /v1?api_key=q%2Fs3cret&api-version=2025-01-01 q/s3cret Bearer h-s3cret (h-s3cret) k-s3cret c-s3cret blue-team a"
+    assert without_secrets(said, endpoint, "k-s3cret", {"Cookie": "c-s3cret"}) == (
+        "GET /v1?api_key=***&api-version=2025-01-01 *** *** (***) *** *** blue-team a"
+    )
+    assert without_secrets("a word", endpoint, None, {}) == "a word"

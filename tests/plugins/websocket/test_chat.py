@@ -622,3 +622,97 @@ def test_a_message_of_the_wrong_lane_or_shape_does_not_break_the_answer() -> Non
             assert (await complete(manager, server)).text == "Hello"
 
     run(body)
+
+
+# --- what a server remembers of an answer ----------------------------------------------------------------------------
+
+
+def output(*items: dict[str, Any], id: str) -> bytes:
+    """An answer of which nothing came before its last event."""
+    response = {"id": id, "model": "m", "status": "completed", "output": list(items)}
+    return created(id) + event("response.completed", response=response)
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def called(**fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "id": "fc_1", "name": "f", "arguments": "{}", **fields}
+
+
+async def two_turns(server: RawServer, **first: Any) -> dict[str, Any]:
+    """A turn, and the one that follows it with all of it in the form of chat. Gives the second request."""
+    async with spanwire.ConnectionManager(telemetry=None) as manager:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+        reply = await manager.complete(server.endpoint(retries=NEVER), spanwire.Call.chat("m", messages, **first))
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ]
+        messages.append({"role": "assistant", "content": reply.text, **({"tool_calls": calls} if calls else {})})
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "b"} for call in reply.tool_calls]
+        messages.append({"role": "user", "content": "c"})
+        await manager.complete(server.endpoint(retries=NEVER), spanwire.Call.chat("m", messages))
+    assert len(server.asked) == 2
+    return server.asked[1]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        output(said("Hello"), id="r1"),
+        output(called(call_id="x"), id="r1"),
+        output(said("Hello"), called(call_id="x"), id="r1"),
+        created("r1") + delta("Hel") + completed("Hello", "r1"),
+    ],
+    ids=["text", "call", "both", "rest"],
+)
+def test_an_answer_that_comes_with_its_last_event_is_continued(first: bytes) -> None:
+    async def body() -> None:
+        async with raw_server(plays(first, FINE)) as server:
+            second = await two_turns(server)
+            assert second["previous_response_id"] == "r1"
+            assert second["input"][-1] == {"type": "message", "role": "user", "content": "c"}
+            assert all(item["type"] != "function_call" for item in second["input"])
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        output(called(), id="r1"),
+        output(called(id=""), id="r1"),
+        created("r1")
+        + event("response.output_item.added", output_index=0, item=called(arguments=""))
+        + event("response.output_item.done", output_index=0, item=called(call_id="x"))
+        + event("response.completed", response={"id": "r1", "status": "completed", "output": [called(call_id="x")]}),
+    ],
+    ids=["the item's", "ours", "too late"],
+)
+def test_a_call_to_which_we_gave_an_id_is_sent_with_what_its_tool_says(first: bytes) -> None:
+    """The server knows no call of that name: it gets both."""
+
+    async def body() -> None:
+        async with raw_server(plays(first, FINE)) as server:
+            second = await two_turns(server)
+            assert "previous_response_id" not in second
+            call, said = second["input"][-3:-1]
+            assert (call["type"], said["type"]) == ("function_call", "function_call_output")
+            assert call["call_id"] == said["call_id"]
+
+    run(body)
+
+
+def test_a_conversation_that_the_server_keeps_is_not_mixed_with_what_a_socket_remembers() -> None:
+    """``conversation`` and ``previous_response_id`` exclude each other, and it holds more than the call has said."""
+
+    async def body() -> None:
+        async with raw_server(fine) as server:
+            second = await two_turns(server, conversation="conv_1")
+            assert server.asked[0]["conversation"] == "conv_1"
+            assert "previous_response_id" not in second
+            assert len(second["input"]) == 3
+
+    run(body)

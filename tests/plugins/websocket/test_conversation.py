@@ -67,6 +67,7 @@ def more_items(call: Outgoing) -> list[Any]:
         ask(),
         outgoing({"model": "other", "input": [item("a"), item("c", "assistant"), item("d")]}),
         ask(item("a"), item("c", "assistant"), item("d"), previous_response_id="r0"),
+        ask(item("a"), item("c", "assistant"), item("d"), conversation="conv_1"),
         outgoing({"model": "m", "input": "d"}),
     ],
 )
@@ -78,6 +79,18 @@ def test_the_order_of_keys_does_not_count() -> None:
     known = after(ask(item("a")), "c")
     shuffled = {"content": "a", "role": "user", "type": "message"}
     assert known.is_continued_by(ask(shuffled, item("c", "assistant"), item("d")))
+
+
+def test_settings_keep_the_order_of_their_keys() -> None:
+    """A server writes an answer's fields in the order of the schema: the reasons before the verdict."""
+    properties = {"reasons": {"type": "string"}, "answer": {"type": "string"}}
+    asked = ask(item("a"), text={"format": {"schema": {"type": "object", "properties": properties}}})
+    for known in (None, after(ask(generate=False))):
+        sent = event(asked, known)
+        assert list(sent["text"]["format"]["schema"]["properties"]) == ["reasons", "answer"]
+        assert list(sent["text"]["format"]["schema"]) == ["type", "properties"]
+    text = outgoing({"model": "m", "input": "a", "tools": [{"parameters": {"properties": properties}}]})
+    assert list(event(text, None)["tools"][0]["parameters"]["properties"]) == ["reasons", "answer"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from spanwire_websocket.socket import Closed, Keepalive, WebSocket, quiet_logger
+from websockets.client import ClientProtocol
+from websockets.frames import Frame
+from websockets.protocol import State
+from websockets.uri import WebSocketURI
 
 import spanwire
 from spanwire import errors
@@ -79,6 +84,138 @@ async def failure(server: RawServer, **more: Any) -> errors.SpanwireError:
     assert caught.value.timeline is not None
     assert_adds_up(caught.value.timeline)
     return caught.value
+
+
+# --- the parser of ours against the library's -------------------------------------------------------------------------
+
+
+class Pipe(asyncio.Transport):
+    """The other side of a socket that a test feeds by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+class Heard:
+    """A sink that keeps what it is told."""
+
+    patient = True
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, bool]] = []
+        self.closed: list[int | None] = []
+
+    def on_message(self, data: bytes | bytearray, text: bool) -> None:
+        self.messages.append((bytes(data), text))
+
+    def on_batch(self) -> None:
+        pass
+
+    def on_sent(self) -> None:
+        pass
+
+    def on_lost(self, closed: Closed) -> None:
+        self.closed.append(closed.code)
+
+
+def _heard(pieces: list[bytes], max_size: int) -> tuple[list[tuple[bytes, bool]], list[int | None]]:
+    """What a socket tells of these reads, and what its library says alone."""
+    uri = WebSocketURI(secure=False, host="h", port=1, path="/", query="", username=None, password=None)
+    wire = ClientProtocol(uri, max_size=max_size, logger=quiet_logger)
+    wire.state = State.OPEN  # as after the upgrade
+    wire.parser = super(ClientProtocol, wire).parse()
+    next(wire.parser)
+    socket, sink = WebSocket("h", wire, Keepalive(None, None), max_size=max_size), Heard()
+    socket.upgraded_ns = 1
+    socket.connection_made(Pipe())
+    socket.start()
+    socket.take(sink)
+    for piece in pieces:
+        socket.data_received(piece)
+    socket.abort()
+    socket.connection_lost(None)
+    return sink.messages, sink.closed
+
+
+def _by_the_library(data: bytes, max_size: int) -> list[tuple[bytes, bool]]:
+    uri = WebSocketURI(secure=False, host="h", port=1, path="/", query="", username=None, password=None)
+    wire = ClientProtocol(uri, max_size=max_size, logger=quiet_logger)
+    wire.state = State.OPEN
+    wire.parser = super(ClientProtocol, wire).parse()
+    next(wire.parser)
+    wire.receive_data(data)
+    found: list[tuple[bytes, bool]] = []
+    pieces: list[bytes] = []
+    text = False
+    for one in wire.events_received():
+        assert isinstance(one, Frame)
+        if one.opcode in (TEXT, BINARY):
+            pieces, text = [], one.opcode == TEXT
+        if one.opcode in (TEXT, BINARY, CONT):
+            pieces.append(bytes(one.data))
+            if one.fin:
+                found.append((b"".join(pieces), text))
+    return found
+
+
+payloads = st.one_of(
+    st.binary(max_size=12),
+    st.binary(max_size=6).map(lambda some: b"\x81\x02hi" + some),  # looks like a whole message itself
+    st.integers(120, 131).map(lambda size: b"\x81" * size),
+)
+frames = st.one_of(
+    st.builds(frame, payloads, st.sampled_from([TEXT, TEXT, TEXT, BINARY])),
+    st.builds(frame, payloads, st.sampled_from([TEXT, BINARY, CONT]), fin=st.booleans()),
+    st.builds(lambda some, code: frame(some[:125], code), payloads, st.sampled_from([PING, PONG])),
+    st.builds(frame, payloads, rsv=st.sampled_from([0, 0, 0x40, 0x10])),
+    st.sampled_from([b"\x81\x7e\x00\x05hello", b"\x81\x85\x00\x00\x00\x00hello", b"\x83\x00"]),
+    st.sampled_from([close_frame(), close_frame(1000), close_frame(1013, "full"), close_frame(7)]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(frames, max_size=8).map(b"".join), st.lists(st.integers(0, 600), max_size=8), st.sampled_from([9, 1 << 20])
+)
+def test_whatever_comes_is_told_as_the_library_reads_it(data: bytes, cuts: list[int], max_size: int) -> None:
+    """However it is cut: messages of the fast way, and those of the library's parser, are the same in the same order."""
+    places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
+    pieces = [data[a:b] for a, b in itertools.pairwise(places)]
+
+    async def body() -> None:
+        messages, closed = _heard(pieces, max_size)
+        assert messages == _by_the_library(data, max_size)
+        assert len(closed) == 1
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_frame_whose_head_comes_first_is_not_read_as_another_one(cut: int) -> None:
+    """Bytes that follow the head of a binary frame may look like a whole message of text."""
+    payload = b"\x81\x02hi\x00rest"
+    whole = frame(payload, BINARY)
+
+    async def body() -> None:
+        assert _heard([whole[:cut], whole[cut:]], 1 << 20)[0] == [(payload, False)]
+
+    asyncio.run(body())
 
 
 # --- how the bytes come ----------------------------------------------------------------------------------------------

@@ -715,3 +715,18 @@ def test_a_server_that_repeats_the_key_does_not_get_it_into_the_error(
 
     run(body)
     assert "sk-secret-1" not in caplog.text
+
+
+def test_a_refusal_that_repeats_the_target_shows_no_key() -> None:
+    async def refuse(peer: Peer) -> None:
+        await peer.handshake()
+        said = b"Cannot GET " + peer.head.split(b" ")[1]
+        await peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said))
+
+    async def body() -> None:
+        async with raw_server(refuse) as server:
+            problem = await failure(server, query={"api_key": "s3cret/1"})
+            assert "Cannot GET /v1/responses?api_key=***" in str(problem)
+            assert "s3cret" not in f"{problem} {problem!r} {problem.__cause__} {problem.timeline}"
+
+    run(body)

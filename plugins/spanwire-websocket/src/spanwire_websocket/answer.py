@@ -165,7 +165,9 @@ class ResponsesExchange(Inbox):
         except SpanwireError as error:
             self._refused(error)
             return
-        if last is not None:
+        if last is not None:  # with what came with no event before it
+            self._texts.append(last.text)
+            self._calls.append(last)
             self._items.append(last)
         if self._paused:
             self._paused = False
@@ -173,7 +175,12 @@ class ResponsesExchange(Inbox):
         marks.ended_ns = time.perf_counter_ns()
         self._leave()
         connection = self._connection
-        if connection.remembers and decoder.id is not None and decoder.finish_reason in ("stop", "tool_calls"):
+        if (
+            connection.remembers
+            and decoder.id is not None
+            and decoder.finish_reason in ("stop", "tool_calls")
+            and not decoder.made_up_ids  # what a tool has answered would belong to no call that the server has
+        ):
             answer = ReplyBuilder()
             answer.add(self._calls)
             connection.conversation = conversation_after(

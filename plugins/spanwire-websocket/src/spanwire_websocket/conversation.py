@@ -18,7 +18,10 @@ from spanwire.wire.openai_responses import answer_items
 
 __all__ = ["Conversation", "Outgoing", "conversation_after", "outgoing"]
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+#: Items are compared, so that the order of their keys must not count. That of settings does: a server writes an answer's fields
+#: in the order in which ``text.format`` and ``tools`` name them.
+_encode_item = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.encode
 
 
 class Outgoing:
@@ -52,6 +55,11 @@ class Outgoing:
         """The model that it asks for."""
         return self.settings.get("model")
 
+    @property
+    def is_kept_elsewhere(self) -> bool:
+        """It goes on with a conversation in the server's store, which may hold more than the call says."""
+        return self.settings.get("conversation") is not None
+
     def message(self, known: Conversation | None) -> bytes:
         """The event that asks for the answer, with what ``known`` does not have yet."""
         if known is None or self.items is None:
@@ -78,7 +86,7 @@ def outgoing(request: Mapping[str, Any], custom: frozenset[str] = frozenset()) -
         return Outgoing(settings, None)
     del settings["input"]
     _encode(settings)
-    items = [_encode(item) for item in given]
+    items = [_encode_item(item) for item in given]
     digests = tuple(_digest(item, written) for item, written in zip(given, items, strict=True))
     return Outgoing(settings, items, digests, custom)
 
@@ -103,6 +111,7 @@ class Conversation:
         known = self.digests
         return (
             call.parent is None
+            and not call.is_kept_elsewhere
             and call.items is not None
             and len(call.digests) > len(known)
             and call.model == self.model
@@ -114,7 +123,7 @@ def conversation_after(
     before: Conversation | None, id: str, call: Outgoing, text: str, tool_calls: Sequence[ToolCall]
 ) -> Conversation | None:
     """What the server remembers once it has answered; None where that is not known."""
-    if call.items is None:
+    if call.items is None or call.is_kept_elsewhere:
         return None
     known: tuple[bytes, ...] = call.digests
     if call.parent is not None:  # the caller counts by himself: only what follows its own last answer is known
@@ -123,7 +132,7 @@ def conversation_after(
         known = before.digests + call.digests
     if call.settings.get("generate") is False:  # a warm-up: there is no answer that a client could append
         return Conversation(id, known, call.model)
-    answer = tuple(_digest(item, _encode(item)) for item in answer_items(text, tool_calls, custom=call.custom))
+    answer = tuple(_digest(item, _encode_item(item)) for item in answer_items(text, tool_calls, custom=call.custom))
     return Conversation(id, known + answer, call.model)
 
 
@@ -132,7 +141,7 @@ def _digest(item: Any, written: bytes) -> bytes:
     if isinstance(item, Mapping) and item.get("type") == "function_call":
         try:
             arguments = json.dumps(json.loads(item.get("arguments") or "{}"), sort_keys=True)
-            written = _encode({**item, "arguments": arguments})
+            written = _encode_item({**item, "arguments": arguments})
         except (TypeError, ValueError, RecursionError):
             pass
     return hashlib.blake2b(written, digest_size=16).digest()

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections import deque
+from types import GeneratorType
 from typing import Any, NamedTuple, Protocol, cast
 
 from websockets.client import ClientProtocol
@@ -19,6 +20,7 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
+from websockets.streams import StreamReader
 
 from spanwire.errors import ConnectionFailed
 from spanwire.net import sockets
@@ -39,6 +41,9 @@ _WHOLE_TEXT = 0x81
 #: More messages than a server has to say to nobody.
 _MOST_QUIET = 64
 
+#: Where the library's parser stands until the first byte of a frame comes.
+_WAITS_FOR_A_FRAME = StreamReader.at_eof.__code__
+
 _TEXT, _BINARY, _CONT, _PONG, _CLOSE = Opcode.TEXT, Opcode.BINARY, Opcode.CONT, Opcode.PONG, Opcode.CLOSE
 
 
@@ -47,6 +52,17 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the library's name
         return level > logging.INFO and super().isEnabledFor(level)
+
+
+def _is_between_frames(wire: ClientProtocol) -> bool:
+    """Its parser waits for the first byte of a frame.
+
+    That nothing lies in its buffer does not say so: the head of a frame is taken out of it before the rest has come.
+    """
+    at: Any = wire.parser
+    while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:
+        at = at.gi_yieldfrom
+    return getattr(at, "gi_code", None) is _WAITS_FOR_A_FRAME
 
 
 quiet_logger = _Quiet(logging.getLogger("spanwire.websocket"), {})
@@ -98,6 +114,9 @@ class Sink(Protocol):
 class WebSocket(asyncio.Protocol):
     """A client's socket. Made by :func:`spanwire.net.dial.dial`, then :meth:`upgrade`.
 
+    Args:
+        max_size: the one that ``wire`` has, in bytes: the library's name for it differs from version to version.
+
     Attributes:
         arrival_ns: when the bytes that are being handed over arrived.
         upgraded_ns: when the answer to the handshake arrived; 0 before.
@@ -107,12 +126,12 @@ class WebSocket(asyncio.Protocol):
 
     __slots__ = (
         "_address",
+        "_between",
         "_closed",
         "_drained",
         "_fragments",
         "_fragments_text",
         "_goodbye",
-        "_half_read",
         "_keepalive",
         "_largest",
         "_last_ping_ns",
@@ -139,7 +158,9 @@ class WebSocket(asyncio.Protocol):
         "upgraded_ns",
     )
 
-    def __init__(self, address: str, wire: ClientProtocol, keepalive: Keepalive, max_bytes: int) -> None:
+    def __init__(
+        self, address: str, wire: ClientProtocol, keepalive: Keepalive, *, max_size: int | None = None
+    ) -> None:
         self._address = address
         self._wire = wire
         self._keepalive = keepalive
@@ -169,8 +190,8 @@ class WebSocket(asyncio.Protocol):
         self.paused = False
         self.quiet: list[tuple[bytes | bytearray, bool]] = []
         self._plain = False  # messages come as they are, and may be taken without the library's parser
-        self._half_read = wire.reader.buffer  # what that parser has of a frame that has not come to its end
-        self._largest = max_bytes
+        self._between = False  # the library's parser has nothing of a message whose rest is still to come
+        self._largest = max_size or 1 << 62
 
     # --- for its owner ----------------------------------------------------------------------------------------------
 
@@ -198,6 +219,7 @@ class WebSocket(asyncio.Protocol):
     def start(self) -> None:
         """It is open: begin to ping."""
         self._plain = not self._wire.extensions
+        self._between = not self._fragments and _is_between_frames(self._wire)
         if self._keepalive.interval_s is not None and self.lost is None:
             self.ping()
             self._arm(self._keepalive.interval_s)
@@ -320,7 +342,7 @@ class WebSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.arrival_ns = time.perf_counter_ns()
         wire, sink = self._wire, self._sink
-        if sink is not None and self._plain and not (self._half_read or self._fragments):
+        if sink is not None and self._plain and self._between:
             taken = self._take_plain(data, sink)
             if taken == len(data):
                 if self._sink is sink:
@@ -349,6 +371,8 @@ class WebSocket(asyncio.Protocol):
                     self._message(whole, self._fragments_text)
             elif opcode is _PONG:
                 self._pong(bytes(event.data))
+        if self._plain:
+            self._between = not self._fragments and _is_between_frames(wire)
         if sink is not None and self._sink is sink:
             sink.on_batch()
         if wire.state is not State.OPEN and self.lost is None and self.upgraded_ns:

@@ -79,7 +79,7 @@ async def open_socket(
     socket = await dial(
         endpoint,
         attempt.marks,
-        lambda: WebSocket(endpoint.address, wire, options.keepalive, endpoint.limits.max_event_bytes),
+        lambda: WebSocket(endpoint.address, wire, options.keepalive, max_size=endpoint.limits.max_event_bytes),
         route=route,
     )
     socket.set_connect_rtt(attempt.marks.rtt_ns, through_proxy=route.proxy is not None)

@@ -113,6 +113,11 @@ class ResponsesDecoder:
         self._part_item: str | None = None
         self._part_place: int | None = None
 
+    @property
+    def made_up_ids(self) -> bool:
+        """A tool call was delivered with an id that the server does not know as the call's."""
+        return self._delivered.made_up
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def event(self, name: bytes, data: bytes) -> Chunk | None:

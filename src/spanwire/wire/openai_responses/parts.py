@@ -78,12 +78,18 @@ class ItemState:
 
 
 class Delivered:
-    """State of one answer. Items may be given in any form; what is no item of a caller's is passed over."""
+    """State of one answer. Items may be given in any form; what is no item of a caller's is passed over.
 
-    __slots__ = ("_by_id", "_by_index", "_items", "_last", "calls")
+    Attributes:
+        calls: tool calls so far.
+        made_up: one of them was delivered with another id than the call's own, since the server had not named that.
+    """
+
+    __slots__ = ("_by_id", "_by_index", "_items", "_last", "calls", "made_up")
 
     def __init__(self) -> None:
         self.calls = 0
+        self.made_up = False
         self._items: list[ItemState] = []
         self._by_id: dict[tuple[str, str], ItemState] = {}
         self._by_index: dict[tuple[str, int], ItemState] = {}
@@ -211,6 +217,7 @@ class Delivered:
             return ()
         state.named = True
         state.call_id = _text_of(item, "call_id")
+        self.made_up = self.made_up or state.call_id is None
         id_ = state.call_id or _text_of(item, "id") or state.id or f"call_{state.call}"
         held, state.held = "".join(state.held), []
         state.part(0).sent += len(held)
