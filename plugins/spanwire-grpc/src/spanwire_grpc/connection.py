@@ -164,7 +164,10 @@ class GRPCConnection:
             self._bury()
 
     def _bury(self) -> None:
-        """No task of that loop will ever take another step, and those of our calls hold them, and the connection: open."""
+        """No task of that loop will ever take another step, and those of our calls hold them, and the connection: open.
+
+        What the library's core may still write into is kept by its own record of the operation, not by these.
+        """
         _take_no_events(self.loop)
         for task in [*self._tasks, *filter(_is_of_a_call, asyncio.all_tasks(self.loop))]:
             task._log_destroy_pending = False  # type: ignore[attr-defined] # what it would tell of is done here
