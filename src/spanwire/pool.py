@@ -791,7 +791,10 @@ class Pool:
                 self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random())  # noqa: S311
             counted = list(dial.counted)
             self.state.failed(dial, error, now_ns)
-            if self.state.full_until_ns:  # also where it failed in another way: the next one has its try
+            if not self.state.waiters and self._looker is not None:  # nobody is left to look at
+                self._looker.cancel()
+                self._looker = None
+            elif self.state.full_until_ns:  # also where it failed in another way: the next one has its try
                 self._look_by(min((waiter.until_ns for waiter in counted if waiter.error is None), default=_NEVER_NS))
             self._say_if_empty()
             return error
