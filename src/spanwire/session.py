@@ -93,7 +93,9 @@ class SessionRun(Run):
         """See :meth:`Session.send`."""
         exchange = self.exchange
         if self.ended:
-            ended = ConnectionFailed("the session has ended", endpoint=self.endpoint.address, phase="send")
+            ended = ConnectionFailed(
+                "the session has ended", endpoint=self.endpoint.address, phase="send", retryable=False
+            )
             raise self._error or ended
         if exchange is None:
             raise RuntimeError("the session is still being opened: send once its `async with` block is entered")

@@ -398,6 +398,19 @@ def test_a_failed_answer_has_its_usage() -> None:
             decode_response(json.dumps(body).encode())
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.output_item.added", "item": {"type": {}}},
+        {"type": "response.output_item.done", "item": {"type": []}},
+        {"type": "response.completed", "response": {"output": [{"type": {}}]}},
+        {"type": "response.completed", "response": {"status": []}},
+    ],
+)
+def test_fields_that_cannot_be_what_they_are_called_are_passed_over(event: dict[str, Any]) -> None:
+    assert ResponsesDecoder().event(b"", msgspec.json.encode(event)) is None
+
+
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "delta", "item", "response", "output", "content", "id", "error", "usage", "part", "text", "output_index", "item_id"]), inner | st.sampled_from(["response.output_item.done", "response.completed", "response.output_text.delta", "response.output_text.done", "message", "function_call", "reasoning"]), max_size=6), max_leaves=20).map(msgspec.json.encode))  # fmt: skip
 def test_any_event_is_a_chunk_nothing_or_a_typed_error(data: bytes) -> None:
     decoder = ResponsesDecoder()

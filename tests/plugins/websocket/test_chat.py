@@ -624,6 +624,24 @@ def test_a_message_of_the_wrong_lane_or_shape_does_not_break_the_answer() -> Non
     run(body)
 
 
+def test_a_server_with_much_to_say_before_it_is_asked_is_read_again() -> None:
+    """More than a socket keeps for nobody: it is stopped then, and has to go on with the call."""
+
+    async def body() -> None:
+        async def talks(peer: Peer) -> None:
+            await peer.upgrade(then=event("hello") * 100)
+            await peer.request()
+            await peer.send(FINE)
+            await peer.until_gone()
+
+        async with raw_server(talks) as server, spanwire.ConnectionManager(telemetry=None) as manager:
+            timeouts = spanwire.Timeouts(first_content_s=5)
+            reply = await manager.complete(server.endpoint(retries=NEVER, timeouts=timeouts), chat())
+            assert reply.text == "Hello"
+
+    run(body)
+
+
 # --- what a server remembers of an answer ----------------------------------------------------------------------------
 
 

@@ -693,6 +693,29 @@ def test_playback_stops_the_response_that_is_under_way() -> None:
     assert playback.interrupt() == []
 
 
+def test_what_still_comes_of_an_interrupted_answer_is_not_played_and_counts_for_nothing() -> None:
+    def delta(item: str, response: str | None) -> SessionEvent:
+        event = {"type": "response.output_audio.delta", "item_id": item, "response_id": response}
+        raw = json.dumps({**event, "delta": base64.b64encode(bytes(4800)).decode()}).encode()
+        return SessionEvent("response.output_audio.delta", "", bytes(4800), raw)
+
+    def created(id: str) -> SessionEvent:
+        return SessionEvent("response.created", raw=json.dumps({"type": "", "response": {"id": id}}).encode())
+
+    playback = Playback()
+    assert not playback.received(created("r1"))
+    assert playback.received(delta("i1", None))
+    playback.played(2400)
+    assert [message["type"] for message in playback.interrupt()] == ["response.cancel", "conversation.item.truncate"]
+    assert not playback.received(delta("i1", None))
+    assert not playback.received(delta("i2", "r1")), "another item of the same answer"
+    assert playback.interrupt() == [], "it would take back what was heard of the first item"
+    playback.received(created("r2"))
+    assert playback.received(delta("i3", "r2"))
+    playback.played(4800 - 480)
+    assert playback.interrupt(server_cancels=True) == [realtime.truncate("i3", 90)]
+
+
 def test_what_a_client_sends() -> None:
     assert realtime.create_response() == {"type": "response.create"}
     assert realtime.create_response(**TEXT) == {"type": "response.create", "response": TEXT}

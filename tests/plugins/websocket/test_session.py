@@ -244,6 +244,18 @@ def test_closing_it_from_another_task_ends_a_pending_read() -> None:
     run(body)
 
 
+def test_sending_after_its_end_is_no_error_to_try_again() -> None:
+    async def body() -> None:
+        async with handled(silent) as (url, _), ConnectionManager() as manager:
+            async with manager.session(raw(url)) as session:
+                await session.aclose()
+                with pytest.raises(errors.ConnectionFailed, match="has ended") as caught:
+                    await session.send({})
+            assert (caught.value.phase, caught.value.retryable) == ("send", False)
+
+    run(body)
+
+
 def test_dropping_it_is_noticed() -> None:
     async def body() -> None:
         async with handled(silent) as (url, ended), ConnectionManager() as manager:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spanwire_websocket.socket import Closed, Keepalive, WebSocket, quiet_logger
+from spanwire_websocket.socket import Closed, Keepalive, Sink, WebSocket, quiet_logger
 from websockets.client import ClientProtocol
 from websockets.frames import Frame
 from websockets.protocol import State
@@ -204,6 +204,27 @@ def test_whatever_comes_is_told_as_the_library_reads_it(data: bytes, cuts: list[
         assert len(closed) == 1
 
     asyncio.run(body())
+
+
+def test_the_fast_way_is_taken_wherever_a_message_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on where the library's parser stands, which is told in no documented way."""
+    taken: list[int] = []
+    take = WebSocket._take_plain
+
+    def noted(self: WebSocket, data: bytes, sink: Sink) -> int:
+        taken.append(take(self, data, sink))
+        return taken[-1]
+
+    monkeypatch.setattr(WebSocket, "_take_plain", noted)
+    whole, half = frame("whole"), frame("a", fin=False)
+    reads = [whole, frame(b"b", BINARY), whole, whole[:3], whole[3:], half, frame("c", CONT), whole]
+
+    async def body() -> None:
+        messages, _ = _heard(reads, 1 << 20)
+        assert len(messages) == 6
+
+    asyncio.run(body())
+    assert taken == [7, 0, 7, 0, 0, 7]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
@@ -557,6 +578,34 @@ def test_c23_missing_pongs_alone_do_not_end_a_call() -> None:
                 assert reply.timeline.outcome == "completed"
 
     run(body)
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_c23_a_server_that_answers_no_ping_gets_more_of_them(answered: int) -> None:
+    """Else the connection of a long call would be silent, and a proxy would cut it. The last one may be answered alone."""
+    pings: list[bytes] = []
+
+    async def handler(peer: Peer) -> None:
+        await peer.upgrade()
+        while len(pings) < 4:
+            opcode, data = await peer.frame()
+            if opcode == PING:
+                pings.append(data)
+                if len(pings) == answered:
+                    await peer.send(frame(data, PONG))
+        await peer.send(FINE)
+        await peer.until_gone()
+
+    async def body() -> None:
+        async with raw_server(handler) as server, spanwire.ConnectionManager(telemetry=None) as manager:
+            reply = await ask(server, manager, options={"ping_interval_s": 0.05, "ping_timeout_s": 0.02})
+            assert reply.text == WORDS
+            assert reply.timeline is not None
+            assert reply.timeline.connection is not None
+            assert_adds_up(reply.timeline)
+
+    run(body)
+    assert pings == ([b"1", b"again", b"again", b"2"] if answered else [b"1", b"again", b"again", b"again"])
 
 
 def test_c23_our_own_loop_is_blocked() -> None:

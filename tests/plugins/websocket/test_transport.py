@@ -16,6 +16,7 @@ import spanwire
 from spanwire import errors
 from spanwire.testing import LoopbackServer, Script, ScriptedTool
 from tests.plugins.websocket.raw_server import Peer, answer, raw_server
+from tests.plugins.websocket.session_server import until
 from tests.support import NEVER, assert_adds_up, chat, hello, read, run, wait_for
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -366,6 +367,11 @@ def test_an_answer_that_outlives_the_sockets_age_is_not_cut() -> None:
         assert not any(request.left for request in server.requests)
 
 
+def connections(manager: spanwire.ConnectionManager) -> list[Any]:
+    pools = [pool for state in manager._states.values() for pool in state.pools.values()]
+    return [member.connection for pool in pools for member in pool.state.members]
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_socket_that_died_between_two_turns(reset: bool) -> None:
     with loopback(default=echo) as server:
@@ -378,6 +384,7 @@ def test_a_socket_that_died_between_two_turns(reset: bool) -> None:
                     assert (await tell(manager, endpoint, messages)).text == f're "{turn - 1}"'
                     messages.append(user(f"{turn}"))
                     await asyncio.to_thread(server.disconnect, reset=reset)
+                    await until(lambda: not any(connection.usable() for connection in connections(manager)))
 
         run(body)
         # A request that crossed the server's goodbye was sent again, whole.
@@ -666,11 +673,19 @@ def test_endpoints_that_differ_in_what_the_handshake_says_share_no_socket() -> N
     assert len({transport.key(endpoint) for endpoint in [base, *other]}) == len(other) + 1
 
 
-def test_an_address_with_the_path_of_the_schema_is_refused_with_advice() -> None:
-    endpoint = spanwire.Endpoint("wss://h/v1/responses", proxy=None, dialect="responses")
-    with pytest.raises(errors.ConfigurationError) as caught:
-        WebSocketTransport().key(endpoint)
-    assert "/responses" in str(caught.value)
+@pytest.mark.parametrize("dialect", [None, "responses"])
+@pytest.mark.parametrize("warmed", [False, True])
+def test_an_address_with_the_path_of_the_schema_is_refused_with_advice(dialect: str | None, warmed: bool) -> None:
+    with loopback(hello()) as server:
+
+        async def body() -> None:
+            async with spanwire.ConnectionManager(telemetry=None) as manager:
+                endpoint = spanwire.Endpoint(f"{server.url}/responses", proxy=None, dialect=dialect)
+                with pytest.raises(errors.ConfigurationError, match="remove '/responses' from its end"):
+                    await (manager.warm(endpoint) if warmed else manager.complete(endpoint, chat()))
+
+        run(body)
+        assert server.connections == 0
 
 
 def test_a_key_that_is_asked_for_goes_with_the_handshake() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -728,5 +729,30 @@ def test_a_refusal_that_repeats_the_target_shows_no_key() -> None:
             problem = await failure(server, query={"api_key": "s3cret/1"})
             assert "Cannot GET /v1/responses?api_key=***" in str(problem)
             assert "s3cret" not in f"{problem} {problem!r} {problem.__cause__} {problem.timeline}"
+
+    run(body)
+
+
+@pytest.mark.parametrize("value", ["k\N{LATIN SMALL LETTER E WITH ACUTE}y", "\N{ZERO WIDTH SPACE}key", "k\x01y"])
+@pytest.mark.parametrize("where", ["api_key", "header"])
+def test_a_value_that_no_handshake_carries_is_refused_without_being_shown(value: str, where: str) -> None:
+    async def body() -> None:
+        async with raw_server(fine) as server:
+            given: dict[str, Any] = {"api_key": value} if where == "api_key" else {"headers": {"x-key": value}}
+            async with spanwire.ConnectionManager(telemetry=None) as manager:
+                with pytest.raises(errors.ConfigurationError) as caught:
+                    await manager.complete(server.endpoint(retries=NEVER, **given), chat())
+            assert ("api_key" if where == "api_key" else "x-key") in str(caught.value)
+            assert value not in "".join(traceback.format_exception(caught.value))
+
+    run(body)
+
+
+def test_a_path_that_is_no_ascii_is_percent_encoded() -> None:
+    async def body() -> None:
+        async with raw_server(fine) as server, spanwire.ConnectionManager(telemetry=None) as manager:
+            endpoint = spanwire.Endpoint(f"{server.url}/m%C3%B6del/\N{LATIN SMALL LETTER E WITH ACUTE}", proxy=None)
+            assert (await manager.complete(endpoint, chat())).text == "Hello"
+            assert server.peers[0].head.startswith(b"GET /v1/m%C3%B6del/%C3%A9/responses HTTP/1.1")
 
     run(body)

@@ -117,8 +117,7 @@ class Playback:
 
         playback = Playback()
         async for event in session:
-            playback.received(event)
-            if event.audio:
+            if playback.received(event):
                 speaker.play(event.audio)  # and, as it plays: playback.played(len(samples))
             if event.type == "input_audio_buffer.speech_started":
                 for message in playback.interrupt(server_cancels=True):
@@ -131,13 +130,21 @@ class Playback:
         self._bytes_per_s = rate_hz * _BYTES_PER_SAMPLE
         self._parts: deque[_Part] = deque()
         self._response: str | None = None
+        self._stopped: set[str] = set()  # what was interrupted: responses and items
 
-    def received(self, event: SessionEvent) -> None:
-        """Tell it of each event."""
+    def received(self, event: SessionEvent) -> bool:
+        """Tell it of each event.
+
+        Returns:
+            Whether it has sound to be played. What still comes of an interrupted answer, which the server has made before
+            it knew, is not: nobody will hear it, and it counts for nothing.
+        """
         if event.type in (_AUDIO, _OLD_AUDIO):
             found = _decode_named(event.raw)
             if found.item_id is None:
-                return
+                return bool(event.audio)
+            if found.item_id in self._stopped or (found.response_id and found.response_id in self._stopped):
+                return False
             at = (found.item_id, found.content_index or 0)
             if not self._parts or self._parts[-1].at != at:
                 self._parts.append(_Part(at))
@@ -146,10 +153,12 @@ class Playback:
         elif event.type == "response.created":
             response = _decode_named(event.raw).response
             self._response = response.id if response is not None else None
+            self._stopped.clear()  # of the one before nothing more comes
         elif event.type == "response.done":
             response = _decode_named(event.raw).response
             if response is None or response.id == self._response:
                 self._response = None
+        return bool(event.audio)
 
     def played(self, size: int) -> None:
         """So many bytes of samples have left the speaker, in the order in which they came."""
@@ -182,7 +191,10 @@ class Playback:
         messages: list[dict[str, Any]] = []
         if self._response is not None and not server_cancels:
             messages.append(cancel(self._response))
+        if self._response is not None:
+            self._stopped.add(self._response)
         self._response = None
+        self._stopped.update(part.at[0] for part in self._parts)
         for part in self._parts:
             if part.played < part.came:
                 item, index = part.at

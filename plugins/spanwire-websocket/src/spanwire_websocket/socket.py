@@ -41,8 +41,11 @@ _WHOLE_TEXT = 0x81
 #: More messages than a server has to say to nobody.
 _MOST_QUIET = 64
 
-#: Where the library's parser stands until the first byte of a frame comes.
-_WAITS_FOR_A_FRAME = StreamReader.at_eof.__code__
+#: In a ping that only keeps the connection from being silent; those that measure have numbers.
+_AGAIN = b"again"
+#: Where the library's parser stands until the first byte of a frame comes. In a version that has it otherwise nothing is
+#: equal to it, and everything goes through that parser.
+_WAITS_FOR_A_FRAME = getattr(getattr(StreamReader, "at_eof", None), "__code__", object())
 
 _TEXT, _BINARY, _CONT, _PONG, _CLOSE = Opcode.TEXT, Opcode.BINARY, Opcode.CONT, Opcode.PONG, Opcode.CLOSE
 
@@ -59,7 +62,7 @@ def _is_between_frames(wire: ClientProtocol) -> bool:
 
     That nothing lies in its buffer does not say so: the head of a frame is taken out of it before the rest has come.
     """
-    at: Any = wire.parser
+    at: Any = getattr(wire, "parser", None)
     while isinstance(at, GeneratorType) and at.gi_yieldfrom is not None:
         at = at.gi_yieldfrom
     return getattr(at, "gi_code", None) is _WAITS_FOR_A_FRAME
@@ -133,6 +136,7 @@ class WebSocket(asyncio.Protocol):
         "_fragments_text",
         "_goodbye",
         "_keepalive",
+        "_kept_ns",
         "_largest",
         "_last_ping_ns",
         "_loop",
@@ -182,6 +186,7 @@ class WebSocket(asyncio.Protocol):
         self._pings = 0
         self._pongs = 0
         self._last_ping_ns = 0
+        self._kept_ns = 0  # when something was last sent to keep proxies from closing it
         self._unanswered_ns = 0  # when the ping was sent that has no answer yet; 0 for none
         self._ping_rtt_ns: int | None = None
         self.arrival_ns = 0
@@ -227,8 +232,8 @@ class WebSocket(asyncio.Protocol):
     def take(self, sink: Sink | None) -> None:
         """From now on messages go there; None for nobody."""
         self._sink = sink
-        if sink is not None and len(self.quiet) >= _MOST_QUIET:
-            self.resume_reading()
+        if sink is not None:
+            self.resume_reading()  # it was stopped if too much had come for nobody
 
     def usable(self) -> bool:
         """It is open, and nothing was said to end it."""
@@ -267,8 +272,15 @@ class WebSocket(asyncio.Protocol):
         """Send one, to measure the round trip by its answer."""
         if self.usable() and not self._unanswered_ns:
             self._pings += 1
-            self._last_ping_ns = self._unanswered_ns = time.perf_counter_ns()
+            self._last_ping_ns = self._unanswered_ns = self._kept_ns = time.perf_counter_ns()
             self._wire.send_ping(b"%d" % self._pings)
+            self._flush()
+
+    def _keep(self) -> None:
+        """Another ping, while one has no answer: a server that computes is silent for long, and proxies cut what is."""
+        if self.usable() and not (self._write_paused or self._out):
+            self._kept_ns = time.perf_counter_ns()
+            self._wire.send_ping(_AGAIN)
             self._flush()
 
     def pause_reading(self) -> None:
@@ -533,13 +545,16 @@ class WebSocket(asyncio.Protocol):
     # --- pings ------------------------------------------------------------------------------------------------------
 
     def _pong(self, data: bytes) -> None:
-        if data != b"%d" % self._pings or not self._unanswered_ns:
+        if not self._unanswered_ns:
+            return
+        if data == b"%d" % self._pings:
+            rtt_ns = self.arrival_ns - self._last_ping_ns
+            # Not where our own slowness is in it: it was stopped, and what came had to wait.
+            if self._unanswered_ns == self._last_ping_ns and (self._ping_rtt_ns is None or rtt_ns < self._ping_rtt_ns):
+                self._ping_rtt_ns = rtt_ns
+        elif data != _AGAIN:  # of several pings a server may answer the last one only: RFC 6455 section 5.5.3
             return
         self._pongs += 1
-        rtt_ns = self.arrival_ns - self._last_ping_ns
-        # Not where our own slowness is in it: it was stopped, and what came had to wait.
-        if self._unanswered_ns == self._last_ping_ns and (self._ping_rtt_ns is None or rtt_ns < self._ping_rtt_ns):
-            self._ping_rtt_ns = rtt_ns
         self._unanswered_ns = 0
 
     def _arm(self, after_s: float) -> None:
@@ -567,4 +582,6 @@ class WebSocket(asyncio.Protocol):
                 self._lose(Closed(1011, f"our keepalive: nothing came for {timeout_s:g} s after a ping", True, None))
                 self.abort()
                 return
+        if self._unanswered_ns and now_ns - self._kept_ns >= 0.9 * interval_s * 1e9:  # timers may come early
+            self._keep()
         self._arm(min(interval_s, timeout_s) if timeout_s is not None and self._unanswered_ns else interval_s)

@@ -35,11 +35,8 @@ class WebSocketTransport:
     def key(self, endpoint: Endpoint) -> Hashable:
         """The handshake sends path, query, headers and credentials, so endpoints that differ in them share no socket."""
         options = options_of(endpoint)
-        if endpoint.path.endswith(RESPONSES_PATH) and endpoint.dialect == "responses":
-            raise ConfigurationError(
-                f"the endpoint's URL is the server's base URL: remove {RESPONSES_PATH!r} from its end",
-                endpoint=endpoint.address,
-            )
+        if endpoint.dialect == "responses":
+            _check_base(endpoint)
         if endpoint.secure:
             context_for(endpoint.tls, alpn=_ALPN)  # refuses bad files here
         return (
@@ -58,8 +55,9 @@ class WebSocketTransport:
         """The call, encoded, in items that can be compared with what a socket's server remembers.
 
         Raises:
-            ConfigurationError: what the schema cannot say, or JSON.
+            ConfigurationError: what the schema cannot say, or JSON; the endpoint has the path of one operation.
         """
+        _check_base(endpoint)
         request = encode_responses(call.body, call.model)
         if request.pop("background", None):
             raise ConfigurationError(
@@ -86,6 +84,7 @@ class WebSocketTransport:
                 socket.abort()
                 raise closed_at_once(endpoint, socket)
             return SessionConnection(socket, codec, buffer_bytes=options.buffer_bytes)
+        _check_base(endpoint)  # of one that is only warmed, too
         socket = await open_socket(endpoint, attempt, endpoint.path + RESPONSES_PATH, query, options)
         connection = ChatConnection(socket, max_age_s=options.max_age_s, remembers=options.continue_conversations)
         try:
@@ -94,3 +93,12 @@ class WebSocketTransport:
             connection.abort()
             raise
         return connection
+
+
+def _check_base(endpoint: Endpoint) -> None:
+    """For chat. A session's schema has a path of its own."""
+    if endpoint.path.endswith(RESPONSES_PATH):
+        raise ConfigurationError(
+            f"the endpoint's URL is the server's base URL: remove {RESPONSES_PATH!r} from its end",
+            endpoint=endpoint.address,
+        )

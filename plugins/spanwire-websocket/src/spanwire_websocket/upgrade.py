@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import string
 import time
 from collections.abc import Sequence
 from importlib import metadata
 from typing import cast
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus
@@ -33,6 +35,8 @@ _HANDLING_NS = 10_000_000
 #: Written by the handshake itself.
 _OURS = frozenset({"host", "upgrade", "connection", "content-length", "transfer-encoding"})
 _OURS_PREFIX = "sec-websocket-"
+#: What a value may hold on every version of the library, and is read alike by every server. Source: RFC 9110 section 5.5.
+_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
 def _user_agent() -> str:
@@ -62,8 +66,9 @@ async def open_socket(
         ConfigurationError: a header that is ours to write; the settings of :func:`spanwire.net.dial.dial`.
     """
     secure, host, port = endpoint.secure, *endpoint.origin[1:]
+    target = quote(path, safe=string.punctuation)  # what is no ASCII; all else is as it was given
     uri = WebSocketURI(
-        secure=secure, host=host, port=port, path=path, query=urlencode(query), username=None, password=None
+        secure=secure, host=host, port=port, path=target, query=urlencode(query), username=None, password=None
     )
     wire = ClientProtocol(
         uri,
@@ -162,7 +167,14 @@ def _headers(endpoint: Endpoint, api_key: str | None) -> dict[str, str]:
         headers["authorization"] = f"Bearer {api_key}"
     headers.update((name.lower(), value) for name, value in endpoint.headers.items())
     check_headers(headers, "the request's headers")
-    for name in headers:
+    for name, value in headers.items():
+        if not _VALUE.fullmatch(value):
+            advice = " (it holds the api_key)" if name == "authorization" and api_key is not None else ""
+            raise ConfigurationError(
+                f"the value of the header {name!r}{advice} has a character that is none of ASCII's printable ones; look for "
+                "one that was pasted with it, or percent-encode it",
+                endpoint=endpoint.address,
+            )
         if name in _OURS or name.startswith(_OURS_PREFIX):
             advice = '; use options={"subprotocols": [...]}' if name == "sec-websocket-protocol" else ""
             raise ConfigurationError(

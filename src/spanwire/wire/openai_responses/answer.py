@@ -268,7 +268,7 @@ class ResponsesDecoder:
             self.late_events = late_events(data)
         self._see(response)
         self.usage = usage_of(response.get("usage"))
-        status = response.get("status")
+        status = as_id(response.get("status"))
         if status in {"failed", "cancelled"} or event.get("type") == "response.failed" or response.get("error"):
             raise response_error(data)
         output = response.get("output")
@@ -300,7 +300,7 @@ class ResponsesDecoder:
     def whole(self, body: bytes) -> Chunk:
         """A whole answer. Raises as :func:`decode_response` does."""
         response = response_in(body)
-        status = response.get("status")
+        status = as_id(response.get("status"))
         if status in {"queued", "in_progress"}:
             raise ProtocolError(f"the answer is not complete, its status is {status!r}: a chat call cannot wait for it")
         self._terminal({"type": "response.done", "response": response}, body)

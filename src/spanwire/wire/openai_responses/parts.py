@@ -127,7 +127,7 @@ class Delivered:
 
     def add(self, item: dict[str, Any], index: int | None) -> tuple[ToolCallDelta, ...]:
         """``output_item.added``: of a call its id and name."""
-        kind, id_ = item.get("type"), _text_of(item, "id")
+        kind, id_ = _text_of(item, "type"), _text_of(item, "id")
         if kind not in _KNOWN:
             return ()
         state = self._known(kind, id_, index)
@@ -157,7 +157,7 @@ class Delivered:
 
     def finish(self, item: dict[str, Any], index: int | None) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
         """``output_item.done``: what of its text, reasoning and tool calls is new."""
-        kind = item.get("type")
+        kind = _text_of(item, "type")
         if kind not in _KNOWN:
             return "", "", ()
         state = self.find(kind, _text_of(item, "id"), index)
@@ -183,7 +183,9 @@ class Delivered:
 
     def _matched(self, output: Sequence[Any]) -> Iterator[tuple[dict[str, Any], ItemState]]:
         items = [
-            (index, item) for index, item in enumerate(output) if isinstance(item, dict) and item.get("type") in _KNOWN
+            (index, item)
+            for index, item in enumerate(output)
+            if isinstance(item, dict) and _text_of(item, "type") in _KNOWN
         ]
         free = list(self._items)
         found: dict[int, ItemState] = {}
