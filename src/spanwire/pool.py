@@ -228,10 +228,13 @@ class PoolState:
         return None
 
     def _put_last(self, prepared: object) -> None:
-        """Have the member found first that suits this call best; of equal ones the one used last."""
+        """Have the member found first that suits this call best; of equal ones the one used last. Where all would have to
+        forget something (0), the one used longest ago: what it remembers is asked for least."""
         free = self._free
         if len(free) > 1:
-            best = max(range(len(free)), key=lambda at: (free[at].connection.suits(prepared), at))  # type: ignore[attr-defined]
+            suits = [member.connection.suits(prepared) for member in free]  # type: ignore[attr-defined]
+            highest = max(suits)
+            best = suits.index(highest) if highest == 0 else len(suits) - 1 - suits[::-1].index(highest)
             free.append(free.pop(best))
 
     def _fit(self, member: Member, now_ns: int, limits: Limits) -> bool:
@@ -788,7 +791,10 @@ class Pool:
                 self.state.refused(now_ns, getattr(error, "retry_after_s", None), random.random())  # noqa: S311
             counted = list(dial.counted)
             self.state.failed(dial, error, now_ns)
-            if self.state.full_until_ns:  # also where it failed in another way: the next one has its try
+            if not self.state.waiters and self._looker is not None:  # nobody is left to look at
+                self._looker.cancel()
+                self._looker = None
+            elif self.state.full_until_ns:  # also where it failed in another way: the next one has its try
                 self._look_by(min((waiter.until_ns for waiter in counted if waiter.error is None), default=_NEVER_NS))
             self._say_if_empty()
             return error

@@ -142,6 +142,8 @@ class Router:
             here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
             here.shutdown(socket.SHUT_RD)
             here.close()
+            with contextlib.suppress(OSError):  # a close alone is none while another thread reads
+                there.shutdown(socket.SHUT_RDWR)
             there.close()
         self._pairs.clear()
 

@@ -653,8 +653,8 @@ class Suiting(FakeConnection):
         return self._suits
 
 
-@pytest.mark.parametrize(("suits", "found"), [([0, 2, 1], 1), ([1, 1, 0], 1), ([2, 1, 2], 2), ([0, 0, 0], 2), ([3], 0)])
-def test_the_idle_connection_that_suits_best_is_taken_and_of_equals_the_one_used_last(
+@pytest.mark.parametrize(("suits", "found"), [([0, 2, 1], 1), ([1, 1, 0], 1), ([2, 1, 2], 2), ([0, 0, 0], 0), ([3], 0)])
+def test_the_idle_connection_that_suits_best_is_taken_and_of_those_that_forget_the_one_used_longest_ago(
     suits: list[int], found: int
 ) -> None:
     state = PoolState()

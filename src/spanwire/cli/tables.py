@@ -178,7 +178,7 @@ def print_transports(rows: Sequence[Mapping[str, Any]]) -> None:
             table.add_row(
                 Text(transport["name"]),
                 Text(", ".join(transport["schemes"]) or "-"),
-                Text(", ".join(transport["dialects"]) or "-"),
+                Text(",\n".join(transport["dialects"]) or "-"),
                 Text(", ".join(transport["capabilities"]) or "-"),
                 Text(origin),
                 str(transport["contract"]),

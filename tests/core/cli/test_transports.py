@@ -10,7 +10,7 @@ def test_what_is_installed_is_listed(spanwire: Spanwire) -> None:
     found = spanwire("transports")
     assert (found.exit_code, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 100
     assert lines[0].split() == ["transport", "schemes", "dialects", "capabilities", "from", "contract", "status"]
     (row,) = [line for line in lines if line.startswith("sse ")]
     assert "http, https" in row

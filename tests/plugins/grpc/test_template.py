@@ -85,7 +85,7 @@ def test_a_picture_is_no_text() -> None:
 
 def test_without_jinja_it_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'spanwire-grpc\[templates\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'spanwire\[grpc\]'"):
         rendered("{{ 1 }}")
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import time
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,6 +29,8 @@ from .metadata import Metadata, fixed, merged
 
 __all__ = ["GRPCConnection"]
 
+#: Where the library's coroutines are written, as far as they are in Python.
+_AIO = str(Path("grpc", "aio")) + os.sep
 _READY = grpc.ChannelConnectivity.READY
 #: How long calls may take to end when the connection is closed, in seconds: they are cancelled, which is local.
 _GOODBYE_S = 0.7
@@ -35,12 +39,17 @@ _LIBRARY_S = 0.2
 
 
 class GRPCConnection:
-    """A channel that is ready."""
+    """A channel that is ready.
+
+    Attributes:
+        rtt_ns: the round trip to the peer, None if unknown.
+    """
 
     protocol = "grpc"
     engine = "grpc.aio"
 
-    def __init__(self, channel: Any, settings: Settings, address: str) -> None:
+    def __init__(self, channel: Any, settings: Settings, address: str, rtt_ns: int | None = None) -> None:
+        self.rtt_ns = rtt_ns
         self.address = address
         self.capacity = settings.max_streams
         self.loop = asyncio.get_running_loop()
@@ -155,9 +164,12 @@ class GRPCConnection:
             self._bury()
 
     def _bury(self) -> None:
-        """No task of that loop will ever take another step, and those of our calls hold them, and the connection: open."""
+        """No task of that loop will ever take another step, and those of our calls hold them, and the connection: open.
+
+        What the library's core may still write into is kept by its own record of the operation, not by these.
+        """
         _take_no_events(self.loop)
-        for task in [*self._tasks, *filter(_is_librarys, asyncio.all_tasks(self.loop))]:
+        for task in [*self._tasks, *filter(_is_of_a_call, asyncio.all_tasks(self.loop))]:
             task._log_destroy_pending = False  # type: ignore[attr-defined] # what it would tell of is done here
             coroutine = task.get_coro()
             if coroutine is not None and hasattr(coroutine, "close"):
@@ -192,6 +204,12 @@ def _take_no_events(loop: asyncio.AbstractEventLoop) -> None:
 
 def _is_librarys(task: asyncio.Task[Any]) -> bool:
     return "_handle_status_once_received" in (getattr(task.get_coro(), "__qualname__", None) or "")
+
+
+def _is_of_a_call(task: asyncio.Task[Any]) -> bool:
+    """Any of the tasks that the library keeps for a call."""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return _is_librarys(task) or (code is not None and _AIO in code.co_filename)
 
 
 def close_now(channel: Any) -> None:

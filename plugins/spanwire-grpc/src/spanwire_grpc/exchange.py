@@ -31,6 +31,8 @@ __all__ = ["GRPCExchange"]
 
 #: How long the end of a call waits for its trailing metadata, in seconds: they nearly always come with the last message.
 _TRAILERS_S = 0.005
+#: What the library's core takes to tell its own task of a call that this side has cancelled, in seconds.
+_CORE_S = 0.001
 _EOF = grpc.aio.EOF
 _OK = grpc.StatusCode.OK
 
@@ -75,6 +77,7 @@ class GRPCExchange(Inbox):
         self._spoken: Call | None = call
         self._attempt = attempt
         self._marks = attempt.marks
+        self._marks.rtt_ns = connection.rtt_ns
         self._metadata = metadata
         self._streamed = attempt.streamed
         self._limit = attempt.endpoint.limits.max_event_bytes
@@ -202,6 +205,7 @@ class GRPCExchange(Inbox):
         except asyncio.CancelledError:
             if not self._ended:
                 raise
+            await asyncio.sleep(_CORE_S)
         except SpanwireError as error:
             error.endpoint = error.endpoint or self._connection.address
             if isinstance(error, ServerError):
@@ -401,7 +405,8 @@ class GRPCExchange(Inbox):
         with contextlib.suppress(RuntimeError):  # the loop is closed
             if self._go_on is not None and not self._go_on.done():
                 self._go_on.set_result(None)
-        self._release()
+        if self.task is None or self._connection.loop.is_closed():
+            self._release()  # else its task does, in a moment
 
     def _cancel(self) -> None:
         """Tell the server. Harmless on a call that has ended."""

@@ -70,7 +70,7 @@ def _render(source: str, messages: list[Any], variables: Mapping[str, Any], wher
         from jinja2 import TemplateError
     except ImportError as error:
         raise ConfigurationError(
-            "a chat template needs jinja2: pip install 'spanwire-grpc[templates]'", endpoint=where
+            "a chat template needs jinja2: pip install 'spanwire[grpc]'", endpoint=where
         ) from error
     try:
         prompt: str = _compiled(source).render(messages=messages, add_generation_prompt=True, **variables)

@@ -13,10 +13,12 @@ import grpc
 
 from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError, SpanwireError
+from spanwire.net.dial import route_of
 from spanwire.transport import Attempt
 
 from .channel import Settings, key_of, open_channel, settings_of
 from .connection import GRPCConnection, close_now
+from .roundtrip import open_sockets, rtt_of_new_ns
 from .status import connect_error
 
 __all__ = ["GRPCTransport"]
@@ -28,7 +30,6 @@ _LOOK_AGAIN_S = 0.1
 #: the channel has recovered meanwhile; then a health check is what it is.
 _WHY = "/grpc.health.v1.Health/Check"
 _WHY_S = 1.0
-_FORKS = ("1", "true", "yes", "on", "t", "y")
 
 #: The process in which the library was first used.
 _used_in: list[int] = []
@@ -51,15 +52,19 @@ class GRPCTransport:
         _check_process(endpoint)
         settings = _settings(endpoint)
         marks = attempt.marks
+        # Of a proxy, or of one of several servers, it would be somebody else's.
+        direct = endpoint.uds is None and route_of(endpoint).proxy is None and "target" not in endpoint.options
+        before = open_sockets() if direct else {}
         marks.begin("connect", time.perf_counter_ns())
         channel = open_channel(settings)
         try:
             await _ready(channel, endpoint)
-            connection = GRPCConnection(channel, settings, endpoint.address)
+            marks.end("connect", time.perf_counter_ns())
+            rtt_ns = rtt_of_new_ns(before, endpoint.origin.port) if before else 0 if endpoint.uds is not None else None
+            connection = GRPCConnection(channel, settings, endpoint.address, rtt_ns)
         except BaseException:  # cancelled, too
             close_now(channel)
             raise
-        marks.end("connect", time.perf_counter_ns())
         return connection
 
 
@@ -77,11 +82,12 @@ def _check_process(endpoint: Endpoint) -> None:
     if not _used_in:
         _used_in.append(here)
         grpc.aio.init_grpc_aio()  # once more than needed: else its thread would end and start with each last connection
-    elif _used_in[0] != here and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in _FORKS:
+    elif (
+        _used_in[0] != here
+    ):  # also with GRPC_ENABLE_FORK_SUPPORT: a thread of grpc.aio's is always in the library (measured)
         raise ConfigurationError(
             f"gRPC was used in the process {_used_in[0]}, of which this one was forked, and its calls would hang here: "
-            "make the first call after the fork, start processes with multiprocessing's 'spawn' or 'forkserver', or set "
-            "GRPC_ENABLE_FORK_SUPPORT=true and GRPC_POLL_STRATEGY=poll before Python starts",
+            "make the first call after the fork, or start processes with multiprocessing's 'spawn' or 'forkserver'",
             endpoint=endpoint.address,
         )
 
