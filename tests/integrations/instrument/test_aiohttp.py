@@ -146,7 +146,7 @@ def test_a_drain_can_be_switched_off(mode: str) -> None:
     async def body(client: aiohttp.ClientSession) -> Any:
         return [len(await lines(client, chat_url(server))) for _ in range(3)]
 
-    with serving(hello(end_s=0.002)) as server:
+    with serving(hello(end_s=0.1)) as server:
         watched(mode, server, body, drain=False)
         assert connections(server) == 3
 

@@ -9,7 +9,6 @@ from spanwire_sse.loopback import _Report, _responses_events
 
 from spanwire.testing import DialectConformance, Request, Script, TransportConformance
 from spanwire.testing.responses_events import error_event, whole_response
-from tests.http2_part import PART
 
 BODY = {"model": "the-model", "input": "x"}
 
@@ -35,11 +34,3 @@ class TestResponses(DialectConformance):
 class TestHTTP1(TransportConformance):
     scheme = "http"
     settings = {"dialect": "responses"}
-
-
-class TestHTTP2(TransportConformance):
-    """Without TLS: by prior knowledge."""
-
-    scheme = "http"
-    part = PART
-    settings = {"dialect": "responses", "options": {"http_version": "2"}}

@@ -289,7 +289,7 @@ def test_no_answer_is_shifted_after_an_interrupt(leave: str) -> None:
     """The abandoned answer goes on, as no event stops it: its socket takes no other call."""
 
     def script(request: Any) -> Script:
-        more = " and" * 200 if request.model == "first" else ""
+        more = " and" * 2000 if request.model == "first" else ""
         return Script.say(f"answer to {request.model}{more}", gap_s=0.02 if more else 0.0)
 
     with loopback(default=script) as server:
