@@ -18,7 +18,12 @@
     │   └── Overloaded                503, 529
     ├── ProtocolError                 the answer is not what this operation can be
     │   └── MessageTooBig             a message over ``Limits.max_event_bytes``
-    └── Truncated                     a clean end before the answer was complete
+    ├── Truncated                     a clean end before the answer was complete
+    └── JobError                      a job, or the store of jobs, failed; ``.job`` is the job's id
+        ├── JobLost                   the provider has finished it, and the output is gone
+        ├── JobExpired                its deadline, or the provider's own limit, came first
+        ├── JobCancelled              it was cancelled
+        └── SignatureInvalid          a webhook's signature is wrong
 
 Every error carries
 
@@ -48,6 +53,10 @@ __all__ = [
     "CallTimeout",
     "ConfigurationError",
     "ConnectionFailed",
+    "JobCancelled",
+    "JobError",
+    "JobExpired",
+    "JobLost",
     "MessageTooBig",
     "NoSlot",
     "Overloaded",
@@ -58,6 +67,7 @@ __all__ = [
     "QueueTimeout",
     "RateLimited",
     "ServerError",
+    "SignatureInvalid",
     "SpanwireError",
     "Truncated",
     "server_error",
@@ -232,6 +242,52 @@ class Truncated(SpanwireError):
 
     phase = "read"
     retryable = True
+
+
+class JobError(SpanwireError):
+    """A job, or the store of jobs, failed. Base of what only jobs can be.
+
+    A job that the provider reports as failed raises the :class:`ServerError` that fits, as any other call does.
+
+    Attributes:
+        job: the job's id; None where it is about no single one.
+    """
+
+    phase = "wait"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        job: str | None = None,
+        endpoint: str | None = None,
+        phase: str | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, endpoint=endpoint, phase=phase, retryable=retryable)
+        self.job = job
+
+
+class JobLost(JobError):
+    """The provider says that the job is done, and its output cannot be had any more."""
+
+    retryable = True
+
+
+class JobExpired(JobError):
+    """The job's deadline came before its result, or the provider gave it up."""
+
+    retryable = True
+
+
+class JobCancelled(JobError):
+    """The job was cancelled, by ``job.cancel()`` or at the provider."""
+
+
+class SignatureInvalid(JobError):
+    """A webhook's signature is wrong. Nobody is resolved by it; the receiver keeps it in quarantine."""
+
+    phase = "read"
 
 
 #: Statuses that are worth another try, besides those that have a class of their own: request timeout, conflict (a

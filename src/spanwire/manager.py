@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Hashable, Iterable, Mapping
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import msgspec
@@ -32,6 +33,10 @@ from .timeline import Timeline
 from .transport import Attempt
 from .watch import Watch
 
+if TYPE_CHECKING:
+    from .jobs.job import Job, Jobs
+    from .jobs.runner import JobRunner
+
 __all__ = ["ConnectionManager", "LoopState", "Stream", "default_manager"]
 
 #: More servers than a process asks for their times.
@@ -46,6 +51,8 @@ class LoopState:
         self.loop = loop
         self.pools: dict[Hashable, Pool] = {}
         self.runs: set[Run] = set()
+        self.jobs: dict[object, JobRunner] = {}  # by store
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.watch = Watch(loop, self.runs)
         self._abandoned: deque[Run] = deque()
         self._guard: AsyncGenerator[None, None] | None = None
@@ -103,6 +110,12 @@ class LoopState:
             )
         return pool
 
+    def later(self, doing: Coroutine[Any, Any, object]) -> None:
+        """Have something done for a caller that has gone; closing this state waits for it."""
+        task = self.loop.create_task(_quietly(doing), context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def abandon(self, run: Run) -> None:
         """A stream was dropped without being closed. May be called from any thread, inside the garbage collector: only
         leaves a note for the loop."""
@@ -129,6 +142,8 @@ class LoopState:
         if self.parked:
             return
         self._sweep()
+        if self.jobs or self._tasks:
+            await self._close_jobs()
         self._end_runs()
         self.watch.close()
         pools, self.pools = list(self.pools.values()), {}
@@ -143,16 +158,31 @@ class LoopState:
             with contextlib.suppress(RuntimeError):  # it is the guard that has called us
                 await guard.aclose()
 
+    async def _close_jobs(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        runners, self.jobs = list(self.jobs.values()), {}
+        for runner in runners:
+            await runner.aclose()
+
     def abort(self) -> None:
         """The same at once, without awaiting anything."""
         self.closed = True
         if self.parked:
             return
+        runners, self.jobs = list(self.jobs.values()), {}
+        for runner in runners:
+            runner.abort()
         self._end_runs()
         self.watch.close()
         pools, self.pools = list(self.pools.values()), {}
         for pool in pools:
             pool.abort()
+
+
+async def _quietly(doing: Coroutine[Any, Any, object]) -> None:
+    with contextlib.suppress(SpanwireError):
+        await doing
 
 
 class ConnectionManager:
@@ -177,6 +207,7 @@ class ConnectionManager:
         #: Servers that refused the fields by which they are asked for their times.
         self.timing_refused: set[tuple[object, ...]] = set()
         self.telemetry = Telemetry() if telemetry is msgspec.UNSET else telemetry
+        self._jobs: Jobs | None = None
         self._states: dict[int, LoopState] = {}
         self._ending: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lock = threading.Lock()
@@ -314,6 +345,57 @@ class ConnectionManager:
 
         return Session(begin)
 
+    async def submit(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        group: str = "",
+        deadline_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Job:
+        """Submit a call that is answered later, and return when the server has acknowledged it.
+
+        ::
+
+            job = await manager.submit(endpoint, call)
+            ...
+            reply = await job  # here; or in another process: await manager.jobs.attach(job.id)
+
+        The job is in the endpoint's store before it is sent, and is resolved once, whatever crashes meanwhile. A submit to
+        which no answer came is a job too: it is given some time to show up, and then submitted again.
+
+        Args:
+            endpoint: one of a transport with jobs: ``Endpoint(url, transport="webhook", dialect=..., options=...)``.
+            call: what to ask.
+            group: a name for jobs that belong together, for ``manager.jobs.completed(group)``.
+            deadline_s: how long it may take; then it is ``expired``. Default: the endpoint's, a day.
+            headers: sent with the submit only. They are not kept: a further attempt goes without them.
+
+        Raises:
+            ConfigurationError: at once for a bad endpoint or call; nothing was sent.
+            SpanwireError: the server has not taken it.
+        """
+        endpoint = _endpoint(endpoint)
+        given: Any = call
+        if not isinstance(given, Call):
+            raise ConfigurationError(
+                f"the call must be made by Call.chat(...) or Call.embeddings(...), not {type(given).__name__}"
+            )
+        prepared = self._prepare(endpoint)
+        merged = self._headers_of(prepared, endpoint, call, headers)
+        return await self.jobs.submit(prepared, endpoint, call, group=group, deadline_s=deadline_s, headers=merged)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of this manager's stores: ``attach(id)``, ``completed(group)``, ``ended(group)``."""
+        if self._jobs is None:
+            from .jobs.job import Jobs  # with the first job
+
+            with self._lock:
+                self._jobs = self._jobs or Jobs(self)
+        return self._jobs
+
     async def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
         """Have connections ready for ``n`` calls at once: pays DNS, TCP and TLS before the first call.
 
@@ -345,6 +427,8 @@ class ConnectionManager:
             else:
                 with contextlib.suppress(RuntimeError):
                     state.loop.call_soon_threadsafe(state.abort)
+        if self._jobs is not None:
+            await asyncio.to_thread(self._jobs.close)
         if self.registry.keeps_back:
             try:
                 await asyncio.to_thread(self.registry.flush)
@@ -394,6 +478,7 @@ class ConnectionManager:
             self.registry.key_for(endpoint, spec),
             slots_for(endpoint),
             getattr(transport, "prepare", None),
+            "jobs" in spec.capabilities,
         )
         endpoint.__dict__["_prepared"] = prepared
         _ = self.registry.timing_readers  # loaded now, before the first call begins: its end may be the interpreter's
@@ -436,6 +521,48 @@ class ConnectionManager:
                     f"{name}= must be spanwire.{kind.__name__}(...) or None, not {type(given).__name__}",
                     endpoint=endpoint.address,
                 )
+        merged = self._headers_of(prepared, endpoint, call, headers)
+        if prepared.jobs:
+            return self._job_call(prepared, endpoint, call, timeouts, merged, streamed=streamed)
+        return Run(
+            self.state(),
+            prepared,
+            endpoint,
+            call,
+            streamed=streamed,
+            timeouts=timeouts if timeouts is not None else endpoint.timeouts,
+            retries=retries if retries is not None else endpoint.retries,
+            headers=merged,
+        )
+
+    def _job_call(
+        self,
+        prepared: Prepared,
+        endpoint: Endpoint,
+        call: Call,
+        timeouts: Timeouts | None,
+        headers: Mapping[str, str],
+        *,
+        streamed: bool,
+    ) -> Run:
+        from .jobs.call import JobCall
+
+        made: Any = JobCall(
+            self.state(),
+            prepared,
+            endpoint,
+            call,
+            streamed=streamed,
+            timeouts=timeouts if timeouts is not None else endpoint.timeouts,
+            headers=headers,
+        )
+        run: Run = made  # it has what holders of a Run use
+        return run
+
+    def _headers_of(
+        self, prepared: Prepared, endpoint: Endpoint, call: Call, headers: Mapping[str, str] | None
+    ) -> Mapping[str, str]:
+        """The call's own headers, names in lower case. Raises ConfigurationError for a call that its dialect cannot say."""
         dialect = prepared.dialect
         if dialect is not None and call.operation not in dialect.operations:
             raise ConfigurationError(
@@ -447,16 +574,7 @@ class ConnectionManager:
             if more:
                 check_headers(more, where)
                 merged = {**merged, **{name.lower(): value for name, value in more.items()}}
-        return Run(
-            self.state(),
-            prepared,
-            endpoint,
-            call,
-            streamed=streamed,
-            timeouts=timeouts if timeouts is not None else endpoint.timeouts,
-            retries=retries if retries is not None else endpoint.retries,
-            headers=merged,
-        )
+        return merged
 
     def _after_fork(self) -> None:
         # The child must not touch its parent's sockets: closing them would take them out of the parent's epoll.

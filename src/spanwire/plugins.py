@@ -378,6 +378,22 @@ class Registry:
                 )
         return found
 
+    def codec_named(self, transport: str, dialect: str) -> Any:
+        """The codec of a dialect by the names that were written down; None if it is not installed, or broken."""
+        with self._lock:
+            if (transport, dialect) not in self._dialects:
+                try:
+                    self._load_for(transport)
+                except (PluginError, PluginConflict) as error:
+                    _log.warning("plugin left out: %s", error)
+            found = self._dialects.get((transport, dialect))
+            return None if found is None else found[0].codec
+
+    def codecs_of(self, transport: str) -> dict[str, Any]:
+        """The codecs of all dialects of a transport that was loaded, by name."""
+        with self._lock:
+            return {name: dialect.codec for (of, name), (dialect, _) in self._dialects.items() if of == transport}
+
     def after_fork(self) -> None:
         """In the child: a lock that another thread of the parent held would never be freed."""
         self._lock = threading.RLock()

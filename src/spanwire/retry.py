@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .endpoint import Retries
-from .errors import NoSlot, ServerError, SpanwireError
+from .errors import JobError, NoSlot, ServerError, SpanwireError
 
 __all__ = ["retry_wait_s"]
 
@@ -19,7 +19,8 @@ def retry_wait_s(error: SpanwireError, attempts: int, retries: Retries, dice: fl
     """
     if not error.retryable or attempts >= retries.max_attempts:
         return None
-    if isinstance(error, NoSlot):  # waiting again at once would multiply the caller's own limit
+    # Waiting again at once would multiply the caller's own limit; a job is submitted again by its own rules.
+    if isinstance(error, (NoSlot, JobError)):
         return None
     wait_s = min(retries.max_wait_s, retries.base_s * 2.0 ** min(attempts - 1, 32)) * dice
     asked_s = error.retry_after_s if isinstance(error, ServerError) else None

@@ -75,6 +75,7 @@ class Prepared(NamedTuple):
     key: object
     slots: Slots | None
     prepare: Callable[[Call, Endpoint, Dialect | None], object] | None = None
+    jobs: bool = False
 
 
 async def resolve_key(endpoint: Endpoint) -> str | None:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -28,7 +28,19 @@ from .session import Session
 from .telemetry import Telemetry
 from .timeline import Timeline
 
-__all__ = ["SyncConnectionManager", "SyncSession", "SyncStream", "default_sync_manager", "on_loop_thread"]
+if TYPE_CHECKING:
+    from .jobs.contract import JobRow, Store
+    from .jobs.job import Ended, Job
+
+__all__ = [
+    "SyncConnectionManager",
+    "SyncJob",
+    "SyncJobs",
+    "SyncSession",
+    "SyncStream",
+    "default_sync_manager",
+    "on_loop_thread",
+]
 
 _T = TypeVar("_T")
 #: How long the interpreter's exit waits for the loop thread to close its connections, in seconds.
@@ -255,6 +267,28 @@ class SyncConnectionManager:
         session = self._manager.session(endpoint, model=model, timeouts=timeouts, retries=retries)
         return SyncSession(session, _loop_thread())
 
+    def submit(
+        self,
+        endpoint: Endpoint | str,
+        call: Call,
+        *,
+        group: str = "",
+        deadline_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> SyncJob:
+        """Submit a call that is answered later; see ``ConnectionManager.submit``."""
+
+        async def submit() -> Job:
+            return await self._manager.submit(endpoint, call, group=group, deadline_s=deadline_s, headers=headers)
+
+        thread = _loop_thread()
+        return SyncJob(thread.call(submit), thread)
+
+    @property
+    def jobs(self) -> SyncJobs:
+        """The jobs of this manager's stores; see ``ConnectionManager.jobs``."""
+        return SyncJobs(self._manager)
+
     def warm(self, endpoint: Endpoint | str, n: int = 1) -> None:
         """Have connections ready for ``n`` calls at once; see ``ConnectionManager.warm``."""
         _loop_thread().call(self._manager.warm, endpoint, n)
@@ -320,6 +354,90 @@ class SyncStream:
     def headers(self) -> Mapping[str, str]:
         """The answer's headers, names in lower case; empty before they have come."""
         return self._stream.headers
+
+
+class SyncJob:
+    """A call that is answered later, for synchronous code. Made by ``SyncConnectionManager.submit`` and ``.jobs``."""
+
+    __slots__ = ("_job", "_thread")
+
+    def __init__(self, job: Job, thread: _LoopThread) -> None:
+        self._job = job
+        self._thread = thread
+
+    def __repr__(self) -> str:
+        return f"<spanwire.SyncJob of {self._job!r}>"
+
+    @property
+    def id(self) -> str:
+        """All that is needed to take it up again: ``manager.jobs.attach(id)``."""
+        return self._job.id
+
+    @property
+    def row(self) -> JobRow | None:
+        """The job as it was last looked at."""
+        return self._job.row
+
+    def result(self) -> Reply | Embeddings:
+        """Block until the job's end, and give the reply. Errors as of ``Job.result``."""
+        return self._thread.call(self._job.result)
+
+    def status(self) -> str:
+        """How it stands, as the store has it now."""
+        return self._thread.call(self._job.status)
+
+    def cancel(self) -> bool:
+        """End it; see ``Job.cancel``."""
+        return self._thread.call(self._job.cancel)
+
+    def late(self) -> Reply | Embeddings | None:
+        """The result that came after the job was given up; see ``Job.late``."""
+        return self._thread.call(self._job.late)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where its time went. Raises RuntimeError before its end was seen."""
+        return self._job.timeline
+
+
+class SyncJobs:
+    """The jobs of a manager, for synchronous code; see ``ConnectionManager.jobs``. The same arguments."""
+
+    __slots__ = ("_manager",)
+
+    def __init__(self, manager: ConnectionManager) -> None:
+        self._manager = manager
+
+    def attach(self, id: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None) -> SyncJob:
+        """Take up a job by its id."""
+        return SyncJob(self._manager.jobs.attach(id, endpoint=endpoint, store=store), _loop_thread())
+
+    def completed(
+        self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None
+    ) -> Iterator[Reply | Embeddings]:
+        """The replies of a group, as its jobs end. A job that has failed raises its error, and ends the iteration; see
+        :meth:`ended`."""
+        for job in self.ended(group, endpoint=endpoint, store=store):
+            yield job.result()
+
+    def ended(
+        self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None
+    ) -> Iterator[SyncJob]:
+        """The jobs of a group, as they end."""
+        thread = _loop_thread()
+        ended = self._manager.jobs.ended(group, endpoint=endpoint, store=store)
+        while True:
+            job = thread.call(_next_job, ended)
+            if job is None:
+                return
+            yield SyncJob(job, thread)
+
+
+async def _next_job(ended: Ended) -> Job | None:
+    try:
+        return await ended.__anext__()
+    except StopAsyncIteration:  # no coroutine may raise it
+        return None
 
 
 class SyncSession:

@@ -16,6 +16,10 @@ from spanwire.errors import (
     CallTimeout,
     ConfigurationError,
     ConnectionFailed,
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobLost,
     MessageTooBig,
     NoSlot,
     Overloaded,
@@ -26,6 +30,7 @@ from spanwire.errors import (
     QueueTimeout,
     RateLimited,
     ServerError,
+    SignatureInvalid,
     SpanwireError,
     Truncated,
     server_error,
@@ -50,6 +55,11 @@ TREE: dict[type[SpanwireError], type[Exception]] = {
     ProtocolError: SpanwireError,
     MessageTooBig: ProtocolError,
     Truncated: SpanwireError,
+    JobError: SpanwireError,
+    JobLost: JobError,
+    JobExpired: JobError,
+    JobCancelled: JobError,
+    SignatureInvalid: JobError,
 }
 
 SERVER = {ServerError, AuthenticationFailed, RateLimited, BadRequest, Overloaded}
@@ -68,6 +78,11 @@ DEFAULTS: dict[type[SpanwireError], tuple[str, bool]] = {
     ProtocolError: ("read", False),
     MessageTooBig: ("read", False),
     Truncated: ("read", True),
+    JobError: ("wait", False),
+    JobLost: ("wait", True),
+    JobExpired: ("wait", True),
+    JobCancelled: ("wait", False),
+    SignatureInvalid: ("read", False),
 }
 
 

@@ -14,7 +14,7 @@ TIMELINE is ``Timeline.to_dict()``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points, version
 from typing import Any, NamedTuple
 
@@ -118,14 +118,18 @@ async def _one_transport(name: str, *, quiet: bool) -> dict[str, Any]:
             say(f"Transport {name!r}, to a scripted model at {server.url}")
             for number, step in enumerate(steps, 1):
                 say(f"\n{number}. {step.title}")
-                async with manager.stream(endpoint, step.call) as stream:
-                    async for _ in stream:
-                        pass
-                timelines[step.key] = stream.timeline
-                for line in _answer(stream.reply):
+                if "jobs" in manager.registry.spec_for(endpoint).capabilities:
+                    reply, timeline = await _job(manager, endpoint, step.call, say)
+                else:
+                    async with manager.stream(endpoint, step.call) as stream:
+                        async for _ in stream:
+                            pass
+                    reply, timeline = stream.reply, stream.timeline
+                timelines[step.key] = timeline
+                for line in _answer(reply):
                     say(f"   {line}")
                 say()
-                say(stream.timeline)
+                say(timeline)
         opened = server.connections
     say()
     for line in _summary(opened, timelines):
@@ -133,12 +137,27 @@ async def _one_transport(name: str, *, quiet: bool) -> dict[str, Any]:
     return {"connections_opened": opened, **{key: timeline.to_dict() for key, timeline in timelines.items()}}
 
 
+async def _job(
+    manager: ConnectionManager, endpoint: Endpoint, call: Call, say: Callable[[object], None]
+) -> tuple[Reply, Timeline]:
+    """A call that is answered later: its acknowledgement is worth a line."""
+    job = await manager.submit(endpoint, call)
+    if job.row is not None:
+        say(f"   Acknowledged after {milliseconds(job.row.submitted_s - job.row.created_s)} ms, as job {job.id}.")
+    reply = await job
+    assert isinstance(reply, Reply)
+    if job.row is not None:
+        how = "its webhook" if job.row.resolved_by == "webhook" else "asking for it"
+        say(f"   Answered after {milliseconds(job.timeline.total_s)} ms, by {how}.")
+    return reply, job.timeline
+
+
 def _endpoint(server: LoopbackServer, name: str, registry: Registry) -> Endpoint:
-    """By its scheme; where another transport serves that, by its name."""
+    """By its scheme; where another transport serves that, by its name, with what it needs to be tried out."""
     endpoint = server.endpoint(proxy=None)
     if registry.spec_for(endpoint).name == name:
         return endpoint
-    return server.endpoint(proxy=None, transport=name)
+    return server.endpoint(proxy=None, transport=name, options=getattr(server.part, "endpoint_options", {}))
 
 
 def _answer(reply: Reply) -> Iterator[str]:

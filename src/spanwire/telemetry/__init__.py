@@ -30,9 +30,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -219,6 +219,52 @@ class Telemetry:
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a span could not be started", exc_info=True)
             return None
+
+    def start_producer(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        attributes: Mapping[str, Any],
+        begin_ns: int,
+        headers: Mapping[str, str],
+        links: Sequence[Link] = (),
+    ) -> CallSpan | None:
+        """The span of a job's submit, a child of what is current; None if nothing is to be told."""
+        anchor_ns = time.time_ns() - time.perf_counter_ns()
+        outer = self._find(otel_context.get_current(), headers)
+        if outer is None:
+            return None
+        about = {**server(endpoint), **attributes}
+        span = self._tracer.start_span(
+            name, outer.context, SpanKind.PRODUCER, about, links, anchor_ns + begin_ns, record_exception=False
+        )
+        # Counted: it is no model call, and those who wait for one are not told of it.
+        ours = outer._replace(counted=True, span=None)
+        return CallSpan(span, trace.set_span_in_context(span, outer.context), anchor_ns, ours, None, None)
+
+    def start_job_span(
+        self,
+        name: str,
+        kind: Literal["consumer", "internal"],
+        attributes: Mapping[str, Any],
+        begin_unix_ns: int,
+        links: Sequence[Link],
+        *,
+        parent: Span | None = None,
+        error: str | None = None,
+    ) -> Span:
+        """A span of a job that is over, a root unless it has a parent; the caller ends it."""
+        context = Context() if parent is None else trace.set_span_in_context(parent, Context())
+        kinds = {"consumer": SpanKind.CONSUMER, "internal": SpanKind.INTERNAL}
+        span = self._tracer.start_span(name, context, kinds[kind], attributes, links, begin_unix_ns)
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        return span
+
+    @property
+    def meter(self) -> metrics.Meter:
+        """What jobs' instruments are made of."""
+        return self._get_meter("spanwire", _version(), self._meter_provider)
 
     def headers(self, call_span: CallSpan | None) -> dict[str, str]:
         """``traceparent`` and whatever else the process's propagators send along."""

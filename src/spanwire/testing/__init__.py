@@ -13,7 +13,7 @@ from .reports import ServerTimes
 from .script import Script, ScriptedTool
 
 if TYPE_CHECKING:
-    from .conformance import DialectConformance, TransportConformance
+    from .conformance import DialectConformance, StoreConformance, TransportConformance
 
 __all__ = [
     "Answer",
@@ -27,13 +27,14 @@ __all__ = [
     "Script",
     "ScriptedTool",
     "ServerTimes",
+    "StoreConformance",
     "TransportConformance",
     "echo",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"DialectConformance", "TransportConformance"}:
+    if name in {"DialectConformance", "StoreConformance", "TransportConformance"}:
         from . import conformance
 
         return getattr(conformance, name)

@@ -589,6 +589,11 @@ class LoopbackServer:
         """With TLS, the CA's certificate as PEM text; None without."""
         return None if self._authority is None else self._authority.pem
 
+    @property
+    def part(self) -> LoopbackPart:
+        """What serves the wire."""
+        return self._part
+
     def endpoint(self, **more: Any) -> Endpoint:
         """An endpoint for this server: URL, CA and unix socket filled in; ``more`` are its other fields."""
         if self._authority is not None:

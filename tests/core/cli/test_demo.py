@@ -27,7 +27,7 @@ def test_it_shows_a_cold_a_warm_and_a_tool_call_on_one_connection(
             "3. A tool call",
             'get_weather({"city": "Lisbon", "unit": "celsius"})',
             "handshake connect" if name == "grpc" else "handshake tcp",
-            "model prefill",
+            "model" if name == "webhook" else "model prefill",
             "Connections opened: 1, for 3 calls.",
             "Only the cold call waited for its handshake: ",
         ):

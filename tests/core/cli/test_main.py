@@ -90,11 +90,11 @@ def test_entry_points_of_the_backport(spanwire: Spanwire, plugin: Plugin, monkey
 
 def test_a_plugin_brings_commands_of_its_own(spanwire: Spanwire, plugin: Plugin) -> None:
     plugin.module("acme_good", GOOD)
-    plugin.entries("spanwire.commands", jobs="acme_good:app")
-    assert re.search(r"^ +jobs +Shows jobs\.$", spanwire("--help").stdout, re.MULTILINE)
-    assert spanwire("jobs", "show", "3").stdout == "job 3\n"
-    assert "spanwire jobs show" in spanwire("jobs", "show", "--help").stdout
-    failed = spanwire("jobs", "fail")
+    plugin.entries("spanwire.commands", errands="acme_good:app")
+    assert re.search(r"^ +errands +Shows jobs\.$", spanwire("--help").stdout, re.MULTILINE)
+    assert spanwire("errands", "show", "3").stdout == "job 3\n"
+    assert "spanwire errands show" in spanwire("errands", "show", "--help").stdout
+    failed = spanwire("errands", "fail")
     assert (failed.exit_code, failed.stdout, failed.stderr) == (1, "", "spanwire: no such job\n")
 
 
@@ -133,15 +133,15 @@ def test_a_broken_command_is_one_warning_and_stops_nothing(
 ) -> None:
     plugin.module("acme_broken", text)
     plugin.module("acme_good", GOOD)
-    plugin.entries("spanwire.commands", broken="acme_broken:app", jobs="acme_good:app")
+    plugin.entries("spanwire.commands", broken="acme_broken:app", errands="acme_good:app")
     code, out, err = spanwire.run("--help")
     assert code == 0
-    assert " jobs " in out
+    assert " errands " in out
     assert " broken " not in out
     assert err.startswith("spanwire: command 'broken' of acme-plugin is left out: ")
     assert words in err
     assert err.count("\n") == 1
-    assert spanwire("jobs", "show", "3").stderr == ""
+    assert spanwire("errands", "show", "3").stderr == ""
     monkeypatch.setenv("SPANWIRE_DISABLE_PLUGINS", "broken")
     assert spanwire.run("--help")[2] == ""
 

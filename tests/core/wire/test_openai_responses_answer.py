@@ -420,3 +420,9 @@ def test_any_event_is_a_chunk_nothing_or_a_typed_error(data: bytes) -> None:
             assert found is None or isinstance(found, Chunk)
     with contextlib.suppress(Truncated):
         assert isinstance(decoder.end(), Chunk)
+
+
+@pytest.mark.parametrize("status", [[], {}, ["queued"], 7, None])
+def test_a_status_that_is_no_text_is_none(status: object) -> None:
+    chunk, _, _ = decode_response(json.dumps({"object": "response", "status": status, "output": []}).encode())
+    assert (chunk.text, chunk.finish_reason) == ("", "stop")

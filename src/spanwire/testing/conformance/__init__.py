@@ -15,8 +15,14 @@ Each test's docstring says what it proves and where to look when it fails. What 
 by a name of :data:`ABILITIES`, and is reported as an expected failure with that reason. A test that is overridden needs
 ``@pytest.mark.xfail(reason=...)``.
 
-Job stores get a kit when there are any: whatever keeps jobs will have to show that a job that was stored is found again
-by another process, that one of two who claim it gets it, that an expired one is gone, and that no key is in the store.
+What keeps jobs has :class:`StoreConformance`::
+
+    from spanwire.testing import StoreConformance
+
+
+    class TestMyStore(StoreConformance):
+        def url(self, tmp_path):
+            return f"mystore://{tmp_path}"
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ _MODULES = (
     "privacy",
     "registration",
     "segments",
+    "store",
 )
 # Before they are imported: pytest shows the values in a failed assert only of what it has rewritten.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
@@ -48,6 +55,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES))
 from .abilities import ABILITIES  # noqa: E402
 from .dialect import DialectConformance  # noqa: E402
 from .harness import Served  # noqa: E402
+from .store import StoreConformance  # noqa: E402
 from .transport import TransportConformance  # noqa: E402
 
-__all__ = ["ABILITIES", "DialectConformance", "Served", "TransportConformance"]
+__all__ = ["ABILITIES", "DialectConformance", "Served", "StoreConformance", "TransportConformance"]

@@ -1,0 +1,1 @@
+"""Jobs: calls that are answered later."""

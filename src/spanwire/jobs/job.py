@@ -1,0 +1,281 @@
+"""What callers hold: :class:`Job`, and :class:`Jobs` as ``manager.jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from ..calls import Call, Embeddings, Reply
+from ..endpoint import Endpoint
+from ..errors import ConfigurationError, JobError
+from ..timeline import AttemptRecord, Timeline
+from .contract import TERMINAL, JobRow, State, Store
+from .runner import JobRunner, Party
+from .settings import JobSettings, JobTransport
+from .stores import default_store_url, open_store
+from .timing import timeline_of
+
+if TYPE_CHECKING:
+    from ..manager import ConnectionManager
+    from ..run import Prepared
+
+__all__ = ["Completed", "Ended", "Job", "Jobs"]
+
+
+class Job:
+    """A call that is answered later. ``await job`` gives its reply, in this process or any other that has its id.
+
+    Made by ``manager.submit(...)`` and ``manager.jobs.attach(id)``. Cancelling the await, or dropping this object, does not
+    cancel the job; :meth:`cancel` does.
+
+    Attributes:
+        id: the job's id: all that is needed to take it up again.
+        row: the job as it was last looked at; None before the first look of an attached one.
+    """
+
+    __slots__ = ("_jobs", "_source", "_submit", "id", "row")
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        source: str | Store | Party,
+        id: str,
+        row: JobRow | None = None,
+        submit: AttemptRecord | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._source = source
+        self._submit = submit
+        self.id = id
+        self.row = row
+
+    def __repr__(self) -> str:
+        return f"<spanwire.Job {self.id} {self.row.state if self.row is not None else 'not looked at'}>"
+
+    def __await__(self) -> Generator[Any, None, Reply | Embeddings]:
+        return self.result().__await__()
+
+    async def result(self) -> Reply | Embeddings:
+        """Wait for the end, and give the reply; what ``await job`` does. May be asked again.
+
+        Raises:
+            ServerError: the provider says that it failed.
+            JobLost, JobExpired, JobCancelled: it has ended without a result.
+            JobError: it is not in the store, or the store is down.
+            ConnectionFailed: the manager was closed meanwhile; the job goes on.
+        """
+        runner = await self._runner()
+        if self.row is None or self.row.state not in TERMINAL:
+            self.row = await runner.wait(self.id)
+        reply = await runner.reply(self.row)
+        return reply if self._submit is None else msgspec.structs.replace(reply, timeline=self.timeline)
+
+    async def status(self) -> State:
+        """How it stands, as the store has it now. Does not ask the provider."""
+        row = await (await self._runner()).get(self.id)
+        if row is None:
+            raise JobError("there is no such job in the store", job=self.id)
+        self.row = row
+        return row.state
+
+    async def cancel(self) -> bool:
+        """End it, here and for everybody who waits, and ask the provider to stop. False if it had ended before."""
+        runner = await self._runner()
+        try:
+            return await runner.cancel(self.id)
+        finally:
+            self.row = await runner.get(self.id) or self.row
+
+    async def late(self) -> Reply | Embeddings | None:
+        """The result that came after the job was cancelled, expired or lost; None if none did."""
+        await self.status()
+        assert self.row is not None
+        return await (await self._runner()).late(self.row)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Where its time went. Raises RuntimeError before its end was seen."""
+        if self.row is None or self.row.state not in TERMINAL:
+            raise RuntimeError("the job has not ended, as far as it was looked at: await it first")
+        return timeline_of(self.row, self._submit if self.row.attempt == 1 else None)
+
+    async def _runner(self) -> JobRunner:
+        return await self._jobs.runner(self._source)
+
+
+class Jobs:
+    """The jobs of a manager: ``manager.jobs``."""
+
+    def __init__(self, manager: ConnectionManager) -> None:
+        self._manager = manager
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def attach(self, id: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None) -> Job:
+        """Take up a job by its id, whoever has submitted it.
+
+        Args:
+            endpoint: the job's. With it this process can also ask the provider, submit again and cancel there; without it
+                it sees what comes into the store.
+            store: where the job is, if no endpoint says it. Default: SPANWIRE_STORE, else the user's own.
+        """
+        if not isinstance(id, str) or not id:
+            raise ConfigurationError(f"a job's id is text, not {type(id).__name__}")
+        return Job(self, self._source(endpoint, store), id)
+
+    def completed(
+        self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None
+    ) -> Completed:
+        """The replies of a group's jobs, in the order in which they end, from the first one on; ends when none is open.
+
+        A job that has failed raises its error; the iteration can be taken up again after it, with the same object. Use
+        :meth:`ended` to know which job it is.
+        """
+        return Completed(self.ended(group, endpoint=endpoint, store=store))
+
+    def ended(self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None) -> Ended:
+        """The same as jobs, whose ``row`` says how they have ended, and whose ``await`` gives the reply or raises."""
+        if not isinstance(group, str) or not group:
+            raise ConfigurationError("a group is a name, as it was given to submit(group=...)")
+        return Ended(self, self._source(endpoint, store), group)
+
+    # --- inner --------------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        prepared: Prepared,
+        endpoint: Endpoint,
+        call: Call,
+        *,
+        group: str,
+        deadline_s: float | None,
+        headers: Mapping[str, str],
+    ) -> Job:
+        """See ``ConnectionManager.submit``."""
+        if not isinstance(group, str):
+            raise ConfigurationError(f"group= is a name, not {type(group).__name__}", endpoint=endpoint.address)
+        if deadline_s is not None and (
+            isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0
+        ):
+            raise ConfigurationError("deadline_s= is a number of seconds, more than 0", endpoint=endpoint.address)
+        party = self.party(endpoint, prepared)
+        runner = await self.runner(party, receive=False)  # which raises if it cannot
+        row, submit = await runner.submit(party, call, group=group, deadline_s=deadline_s, headers=headers)
+        return Job(self, party, row.id, row, submit)
+
+    def party(self, endpoint: Endpoint, prepared: Prepared) -> Party:
+        """What a runner needs to know of an endpoint."""
+        known: Party | None = endpoint.__dict__.get("_job_party")
+        if known is not None and known.prepared is prepared:
+            return known
+        transport, dialect = prepared.transport, prepared.dialect
+        if "jobs" not in prepared.spec.capabilities or not isinstance(transport, JobTransport) or dialect is None:
+            raise ConfigurationError(
+                f'transport {prepared.spec.name!r} has no jobs; use Endpoint(url, transport="webhook", dialect=...) '
+                "(pip install 'spanwire[webhook]')",
+                endpoint=endpoint.address,
+            )
+        settings: JobSettings = transport.jobs(endpoint, dialect)
+        party = endpoint.__dict__["_job_party"] = Party(endpoint, prepared, settings)
+        return party
+
+    async def runner(self, source: str | Store | Party, *, receive: bool = True) -> JobRunner:
+        """The runner of a store on the running loop. ``receive``: with the receiver of the endpoint, if it has one."""
+        state = self._manager.state()
+        if not state.guarded:
+            await state.guard()
+        store = source.settings.store if isinstance(source, Party) else source
+        key = store if isinstance(store, str) else id(store)
+        runner: JobRunner | None = state.jobs.get(key)
+        if runner is None:
+            opened = await asyncio.to_thread(self._open, store) if isinstance(store, str) else store
+            runner = state.jobs.get(key)  # somebody else may have made it meanwhile
+            if runner is None:
+                runner = state.jobs[key] = JobRunner(state, opened)
+        if isinstance(source, Party):
+            runner.register(source)
+            if receive:
+                await runner.receive(source)
+        return runner
+
+    def close(self) -> None:
+        """Close the stores that were opened here."""
+        with self._lock:
+            stores, self._stores = list(self._stores.values()), {}
+        for store in stores:
+            store.close()
+
+    def _open(self, url: str) -> Store:
+        with self._lock:
+            store = self._stores.get(url)
+            if store is None:
+                store = self._stores[url] = open_store(url)
+            return store
+
+    def _source(self, endpoint: Endpoint | str | None, store: str | Store | None) -> str | Store | Party:
+        if endpoint is not None:
+            if isinstance(endpoint, str):
+                endpoint = Endpoint(endpoint, transport="webhook")
+            return self.party(endpoint, self._manager._prepare(endpoint))
+        if store is not None:
+            return store
+        with self._lock:
+            if len(self._stores) == 1:  # the one that this manager's jobs are in
+                return next(iter(self._stores))
+        return default_store_url()
+
+
+class Ended:
+    """Async iterator over the jobs of a group, as they end. See :meth:`Jobs.ended`."""
+
+    #: Rows of processes whose clock is behind may come in below what was seen: so far back it is looked again, in seconds.
+    _BACK_S = 5.0
+
+    def __init__(self, jobs: Jobs, source: str | Store | Party, group: str) -> None:
+        self._jobs = jobs
+        self._source = source
+        self._group = group
+        self._after = (0.0, "")
+        self._given: dict[str, float] = {}
+        self._ready: list[JobRow] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Job:
+        runner = await self._jobs.runner(self._source)
+        while not self._ready:
+            seen = await runner.change_mark()
+            open_jobs = await runner.open_jobs(self._group)
+            after = (max(0.0, self._after[0] - self._BACK_S), "")
+            rows = await runner.completed(self._group, after)
+            fresh = [row for row in rows if row.id not in self._given]
+            if rows and not fresh and len(rows) >= 10_000:  # all of one moment, and more than come at once
+                fresh = [row for row in await runner.completed(self._group, self._after) if row.id not in self._given]
+            for row in fresh:
+                self._given[row.id] = row.resolved_s
+                self._after = max(self._after, (row.resolved_s, row.id))
+            self._ready = fresh[::-1]
+            horizon_s = self._after[0] - 2 * self._BACK_S
+            if len(self._given) > 1000:
+                self._given = {job: at for job, at in self._given.items() if at >= horizon_s}
+            if not fresh:
+                if open_jobs == 0:
+                    raise StopAsyncIteration
+                await runner.changed_since(seen)
+        row = self._ready.pop()
+        return Job(self._jobs, self._source, row.id, row)
+
+
+class Completed(AsyncIterator["Reply | Embeddings"]):
+    """Async iterator over the replies of a group. See :meth:`Jobs.completed`."""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+
+    async def __anext__(self) -> Reply | Embeddings:
+        return await (await self._ended.__anext__())

@@ -1,0 +1,902 @@
+"""The async shell around one store, for one event loop: submits, takes in what comes, asks where nothing does, ends what is due.
+
+Several runners may share a store, in this process or others. Whatever they do to a job they do by compare-and-set, so each
+job is submitted by one of them, and resolved once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..calls import Call, Embeddings, Reply
+from ..endpoint import Endpoint
+from ..errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobLost,
+    ServerError,
+    SpanwireError,
+    server_error,
+)
+from ..run import Prepared
+from ..timeline import AttemptRecord
+from .apply import Applied, Learned, apply_deliveries, change, learn
+from .budget import Durations, TokenBucket, next_poll_s
+from .carry import JobRun, carry, was_refused
+from .contract import OPEN, TERMINAL, Delivery, HTTPAnswer, HTTPRequest, JobCodec, JobRow, Seen, Store
+from .ids import new_id
+from .settings import JobSettings, Receiving
+from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
+from .tracing import JobTelemetry
+
+if TYPE_CHECKING:
+    from ..manager import LoopState
+
+__all__ = ["JobRunner", "Party"]
+
+_log = logging.getLogger("spanwire.jobs")
+_T = TypeVar("_T")
+
+#: How often the store is looked at, in seconds: while somebody waits, and while nobody does.
+_LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
+#: How often jobs that are due are looked for, and how often old ones are swept away, in seconds.
+_DUE_S, _SWEEP_S = 1.0, 3600.0
+#: A submitter that has not said for so long that it is at work is dead, in seconds.
+_LEASE_S = 20.0
+#: Questions at once.
+_ASKS = 32
+#: Waiting jobs that are looked up one by one in each look: those that others have resolved are nearly always found before.
+_LOOKED_UP = 50
+#: Two commits may be in another order than the times in them: so far back completed jobs are read again, in seconds.
+_BACK_S = 0.5
+#: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
+_DISTRUST = 5
+_BLOCKING_THREADS = 16
+#: Deliveries that are taken in before those who wait are told, and how many threads do it.
+_DELIVERIES, _APPLIERS = 200, 8
+
+
+class Party(msgspec.Struct, frozen=True):
+    """An endpoint whose jobs this runner can submit, ask for and cancel."""
+
+    endpoint: Endpoint
+    prepared: Prepared
+    settings: JobSettings
+
+    @property
+    def codec(self) -> JobCodec:
+        """Its schema."""
+        assert self.prepared.dialect is not None
+        codec: JobCodec = self.prepared.dialect.codec
+        return codec
+
+    @property
+    def origin(self) -> str:
+        """What identifies it in a row: scheme, host, port and path. No key."""
+        return origin_of(self.endpoint)
+
+
+def origin_of(endpoint: Endpoint) -> str:
+    """Scheme, host, port and path."""
+    scheme, host, port = endpoint.origin
+    return f"{scheme}://{endpoint.uds or host}:{port}{endpoint.path}"
+
+
+class JobRunner:
+    """Looks after the jobs of one store on one loop. Made by ``manager.jobs``."""
+
+    def __init__(self, state: LoopState, store: Store) -> None:
+        self.state = state
+        self.store = store
+        self._threads = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="spanwire jobs")
+        self._parties: dict[tuple[str, str], Party] = {}
+        self._waiters: dict[str, set[asyncio.Future[JobRow]]] = {}
+        self._cursors: dict[str, tuple[float, str]] = {}
+        self._turns: set[asyncio.Future[None]] = set()  # of those who wait for a change of any kind
+        self._round: list[str] = []  # waiting jobs that are still to be looked up
+        self._another_round = True
+        self._submitting: dict[str, float] = {}  # our submits that are under way, and until when others leave them
+        self._books: dict[str, AttemptRecord] = {}  # of submits that were just acknowledged
+        self._busy: set[str] = set()  # jobs that something is being done about
+        self._skipped: set[str] = set()  # due jobs of endpoints that are not known here
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._asks = asyncio.Semaphore(_ASKS)
+        self._buckets: dict[object, TokenBucket] = {}
+        self._durations = Durations()
+        self._overdue: dict[tuple[str, str], int] = {}
+        self._receivers: dict[str, Receiving] = {}  # by where they listen
+        self._receiver_lock = asyncio.Lock()
+        self._key: bytes | None = None
+        self._tell = JobTelemetry(state.manager.telemetry)
+        self.closed = False
+
+    # --- what callers ask for -----------------------------------------------------------------------------------------
+
+    def register(self, party: Party) -> None:
+        """From now on this runner looks after the jobs of that endpoint too."""
+        self._parties[party.origin, self._dialect(party)] = party
+        self._skipped.clear()
+        self._start()
+
+    async def receive(self, party: Party) -> None:
+        """Let what comes for the jobs of that endpoint come, as when they were submitted: they may be older than this process.
+
+        If its receiver cannot listen, which a submit would raise, another process may do so: jobs are asked for in any case.
+        """
+        try:
+            await self._have_receiver(party)
+        except ConfigurationError as error:
+            _log.warning("no receiver for the jobs of %s: %s", party.endpoint.address, error)
+
+    async def submit(
+        self, party: Party, call: Call, *, group: str, deadline_s: float | None, headers: Mapping[str, str]
+    ) -> tuple[JobRow, AttemptRecord | None]:
+        """Write the row, submit, and return the row as the acknowledgement has left it, with the submit's books.
+
+        Raises:
+            ConfigurationError: the call cannot be a job of this endpoint; nothing was written.
+            SpanwireError: the provider has surely not taken it. The row says ``failed``.
+        """
+        self.register(party)
+        await self._have_receiver(party)
+        settings, now_s = party.settings, time.time()
+        row = JobRow(
+            id=new_id(),
+            group=group,
+            endpoint=party.endpoint.address,
+            origin=party.origin,
+            transport=party.prepared.spec.name,
+            dialect=self._dialect(party),
+            mode=settings.mode,
+            model=call.model,
+            operation=call.operation,
+            state="submitting",
+            created_s=now_s,
+            due_s=now_s + (deadline_s if deadline_s is not None else settings.deadline_s),
+            poll_s=now_s + _LEASE_S,
+            input=_encode(call),
+        )
+        request = await self._request(party, call, row)  # refused before anything is written
+        span = self._tell.begin_submit(party.endpoint, row, headers)
+        row.trace = span.headers
+        try:
+            self._submitting[row.id] = row.poll_s
+            await self._blocking(self.store.add, [row])
+            row = await self._send(party, row, request, span, headers)
+            return row, self._books.get(row.id)
+        finally:
+            span.end()  # does nothing if the exchange has ended it
+            self._submitting.pop(row.id, None)
+            self._books.pop(row.id, None)
+
+    async def get(self, job: str) -> JobRow | None:
+        """A job's row."""
+        return await self._blocking(self.store.get, job)
+
+    async def wait(self, job: str) -> JobRow:
+        """Wait for a job's end. Cancelling the wait does not cancel the job.
+
+        Raises:
+            JobError: there is no such job, or the store is down.
+        """
+        self._start()
+        future: asyncio.Future[JobRow] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(job, set()).add(future)
+        self._wake.set()  # it may look once in a while only, for nobody was waiting
+        try:
+            row = await self.get(job)
+            if row is None:
+                raise JobError("there is no such job in the store", job=job)
+            self._cursors.setdefault(row.group, (time.time() - 5.0, ""))
+            if row.state in TERMINAL:
+                return row
+            return await future
+        finally:
+            waiting = self._waiters.get(job)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._waiters[job]
+
+    async def reply(self, row: JobRow) -> Reply | Embeddings:
+        """What an ended job is for its caller.
+
+        Raises:
+            ServerError: the provider says that it failed.
+            JobLost, JobExpired, JobCancelled: see there.
+            ProtocolError: its result cannot be read.
+        """
+        codec = self.codec_for(row)
+        if codec is None:
+            raise ConfigurationError(f"the job's dialect {row.dialect!r} is not installed here", endpoint=row.endpoint)
+        if row.state == "succeeded":
+            return await self._decoded(codec, row)
+        raise failure_of(codec, row)
+
+    async def late(self, row: JobRow) -> Reply | Embeddings | None:
+        """The result that came after the job was given up; None if none did."""
+        codec = self.codec_for(row)
+        if "late_result" not in row.flags or not row.result or codec is None:
+            return None
+        return await self._decoded(codec, row)
+
+    async def cancel(self, job: str) -> bool:
+        """End it for its owner, and ask the provider to stop. Whether this has ended it: False if it had ended before.
+
+        Raises:
+            JobError: there is no such job, or the store is down.
+        """
+        learned = await self._blocking(change, self.store, job, lambda row: withdraw(row, now_s=time.time()))
+        if learned is None:
+            raise JobError("there is no such job in the store", job=job)
+        self._took(learned)
+        if learned.resolved:
+            await self._stop(learned.row)
+        return learned.resolved
+
+    def wake(self) -> None:
+        """Something has come: look now. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.state.loop.call_soon_threadsafe(self._wake.set)
+
+    def codec_for(self, row: JobRow) -> JobCodec | None:
+        """The codec of a job's dialect, if it is installed here."""
+        codec: JobCodec | None = self.state.manager.registry.codec_named(row.transport, row.dialect)
+        return codec
+
+    async def open_jobs(self, group: str) -> int:
+        """How many of a group are open."""
+        return await self._blocking(self.store.open_jobs, group)
+
+    async def completed(self, group: str, after: tuple[float, str]) -> list[JobRow]:
+        """Those of a group that have ended, from there on."""
+        return await self._blocking(self.store.completed, group, after)
+
+    async def change_mark(self) -> int:
+        """What to give to :meth:`changed_since`."""
+        return await self._blocking(self.store.changed)
+
+    async def changed_since(self, mark: int) -> None:
+        """Wait until something was written since then."""
+        self._start()
+        while await self._blocking(self.store.changed) == mark:
+            turn = asyncio.get_running_loop().create_future()
+            self._turns.add(turn)
+            self._wake.set()
+            try:
+                await turn
+            finally:
+                self._turns.discard(turn)
+
+    async def aclose(self) -> None:
+        """Stop looking. Jobs stay in the store, for whoever opens it next; whoever waits here gets a ConnectionFailed."""
+        self.abort()
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        receivers, self._receivers = list(self._receivers.values()), {}
+        for receiver in receivers:
+            with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
+                await asyncio.get_running_loop().run_in_executor(None, receiver.close)
+        self._threads.shutdown(wait=False)
+
+    def abort(self) -> None:
+        """The same without awaiting anything."""
+        if self.closed:
+            return
+        self.closed = True
+        for task in list(self._tasks):
+            with contextlib.suppress(RuntimeError):
+                task.cancel()
+        waiting: list[asyncio.Future[Any]] = [future for futures in self._waiters.values() for future in futures]
+        for future in [*waiting, *self._turns]:
+            if not future.done():
+                with contextlib.suppress(RuntimeError):
+                    future.set_exception(_closed())
+        if self.state.loop.is_closed():
+            receivers, self._receivers = list(self._receivers.values()), {}
+            for receiver in receivers:
+                receiver.close()
+
+    # --- submitting -----------------------------------------------------------------------------------------------------
+
+    async def _request(self, party: Party, call: Call, row: JobRow) -> HTTPRequest:
+        codec = party.codec
+        url: str | None = None
+        if row.mode == "webhook" and codec.callback == "request":
+            if self._key is None:
+                self._key = await self._blocking(self.store.instance_key)
+            base = party.settings.public_url
+            receiver = self._receivers.get(party.settings.receiver_at)
+            if base is None and receiver is not None:
+                base = receiver.public_url
+            if base is None:
+                raise ConfigurationError("there is no public URL for callbacks", endpoint=party.endpoint.address)
+            url = party.settings.callback(base, row, self._key)
+        request = codec.submit(call, party.endpoint, row, url)
+        limit = codec.most_body_bytes
+        if limit is not None and len(request.body) > limit:
+            raise ConfigurationError(
+                f"the submit has {len(request.body)} bytes, and dialect {row.dialect!r} takes {limit}: make several jobs of it",
+                endpoint=party.endpoint.address,
+            )
+        return request
+
+    async def _send(
+        self, party: Party, row: JobRow, request: HTTPRequest, span: Any, headers: Mapping[str, str]
+    ) -> JobRow:
+        """The submit exchange of a row that says ``submitting``, and what it has brought."""
+        codec = party.codec
+        try:
+            seen, run = await carry(
+                self.state,
+                party.prepared,
+                party.endpoint,
+                request,
+                codec.acknowledged,
+                operation="send",
+                model=row.model,
+                span=span.call_span,
+                headers={**span.headers, **headers},
+                idempotent=codec.resubmits,
+                quiet=False,
+            )
+        except asyncio.CancelledError:
+            self._later(self._give_up_submit, row.id)
+            raise
+        except SpanwireError as error:
+            if not was_refused(error):
+                return await self._unknown(party, row, error)
+            code = error.code if isinstance(error, ServerError) else None
+            message, at_s = error.message, time.time()
+            learned = await self._blocking(
+                change,
+                self.store,
+                row.id,
+                lambda row: last_word(row, code=None if code is None else str(code), message=message, now_s=at_s),
+            )
+            if learned is not None:
+                self._took(learned)
+            raise
+        self._books[row.id] = run.books
+        return await self._acknowledged(party, row, seen)
+
+    async def _acknowledged(self, party: Party, row: JobRow, seen: Seen) -> JobRow:
+        now_s = time.time()
+        first_s = self._poll_at(party, row, now_s, now_s)
+
+        def step(known: JobRow) -> Advance:
+            made = advance(known, seen, by="ack", now_s=now_s, attempt=row.attempt)
+            if made.row is not None and made.row.state in OPEN and not made.row.poll_s > known.poll_s:
+                made.row.poll_s = first_s if "fetch" not in made.row.flags else now_s
+            return made
+
+        learned = await self._blocking(change, self.store, row.id, step, seen.body)
+        if learned is None:
+            raise JobError("the job has gone from the store", job=row.id)
+        self._took(learned)
+        if seen.provider_id is not None and learned.row.state in OPEN:
+            # What came before we knew whose it is.
+            waiting = await self._blocking(lambda: self.store.unapplied(provider=(row.dialect, seen.provider_id or "")))
+            if waiting:
+                await self._apply(waiting)
+                return await self.get(row.id) or learned.row
+        return learned.row
+
+    async def _unknown(self, party: Party, row: JobRow, error: SpanwireError) -> JobRow:
+        """It was sent, and nobody knows whether it was taken: wait for the job to show up."""
+        _log.warning(
+            "job %s: no answer to its submit (%s in %s); it is given %g s to show up",
+            row.id,
+            type(error).__name__,
+            error.phase,
+            party.settings.grace_s,
+        )
+        at_s = time.time() + party.settings.grace_s
+
+        def step(known: JobRow) -> Advance:
+            return Advance(submit_unknown(known, retry_s=at_s) if known.attempt == row.attempt else None)
+
+        learned = await self._blocking(change, self.store, row.id, step)
+        self._tell.count("submit_unknown", row)
+        return learned.row if learned is not None else row
+
+    async def _give_up_submit(self, job: str) -> None:
+        """Its caller left before the acknowledgement: nobody has its id."""
+        message = "its caller left while it was being submitted"
+        learned = await self._blocking(
+            change, self.store, job, lambda row: withdraw(row, now_s=time.time(), message=message)
+        )
+        if learned is not None and learned.resolved:
+            self._took(learned)
+            await self._stop(learned.row)
+
+    async def _submit_again(self, party: Party, row: JobRow) -> None:
+        """A row that says ``created``: whoever swaps it first submits it."""
+
+        def step(known: JobRow) -> Advance:
+            begun = submit_begins(known)
+            if begun is not None:
+                begun.poll_s = time.time() + _LEASE_S
+            return Advance(begun)
+
+        self._submitting[row.id] = time.time() + _LEASE_S
+        try:
+            learned = await self._blocking(change, self.store, row.id, step)
+            if learned is None or not learned.changed:
+                return  # somebody else submits it
+            row = learned.row
+            call = _decode(row)
+            await self._have_receiver(party)
+            request = await self._request(party, call, row)
+            span = self._tell.begin_submit(party.endpoint, row, {}, again=True)
+            with contextlib.suppress(SpanwireError):  # the row says it
+                try:
+                    await self._send(party, row, request, span, {})
+                finally:
+                    span.end()
+        finally:
+            self._submitting.pop(row.id, None)
+            self._books.pop(row.id, None)
+
+    # --- looking --------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._watcher is None and not self.closed:
+            self._watcher = self._task(self._watch())
+
+    async def _watch(self) -> None:
+        seen = -1
+        due_at = 0.0
+        sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
+        while not self.closed:
+            try:
+                self._wake.clear()
+                now = await self._blocking(self.store.changed)
+                if now != seen:
+                    seen = now
+                    self._another_round = True
+                    await self._look()
+                elif self._waiters:
+                    await self._look_up()
+                if time.monotonic() >= due_at:
+                    due_at = time.monotonic() + _DUE_S
+                    await self._do_what_is_due()
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + _SWEEP_S
+                    self._later(self._sweep)
+            except JobError as error:  # the store is down: it may come back
+                _log.warning("jobs are not looked at: %s", error, exc_info=error.__cause__)
+                await asyncio.sleep(_IDLE_LOOK_S)
+            except Exception:  # noqa: BLE001 - it goes on: nobody else looks
+                _log.warning("jobs are not looked at", exc_info=True)
+                await asyncio.sleep(_IDLE_LOOK_S)
+            for turn in self._turns:
+                if not turn.done():
+                    turn.set_result(None)
+            limit = _LOOK_S if self._waiters or self._turns else _IDLE_LOOK_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):  # not wait_for, which in Python 3.11 may swallow a cancel
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        """Something was written: take in deliveries, and tell those who wait."""
+        stuck = 0  # of dialects that are not installed here: what comes after them is not to wait for them
+        while stuck < 20_000:
+            limit = _DELIVERIES + stuck
+            waiting = await self._blocking(partial(self.store.unapplied, limit=limit))
+            applied = await self._apply(waiting)
+            stuck = sum(one.learned is None for one in applied)
+            if stuck == len(waiting) < limit:
+                break
+        if not self._waiters:
+            self._cursors.clear()
+        groups = dict(self._cursors)
+        for group, after in groups.items():
+            rows = await self._blocking(self.store.completed, group, (after[0] - _BACK_S, ""))
+            for row in rows:
+                self._resolve(row)
+            if rows:
+                self._cursors[group] = (rows[-1].resolved_s, rows[-1].id)
+        await self._look_up()
+
+    async def _look_up(self) -> None:
+        """Some of those that somebody waits for, one by one: what the order of completion has not shown, since clocks differ."""
+        if not self._round:
+            if not self._another_round:
+                return  # nothing was written since all of them were looked up
+            self._another_round = False
+            self._round = list(self._waiters)
+        some, self._round = self._round[:_LOOKED_UP], self._round[_LOOKED_UP:]
+        if some:
+            for row in await self._blocking(lambda: [self.store.get(job) for job in some]):
+                if row is not None and row.state in TERMINAL:
+                    self._resolve(row)
+
+    async def _apply(self, waiting: Sequence[tuple[int, Delivery]]) -> list[Applied]:
+        """Take in deliveries: those of one job in order, those of several at once, so that one commit holds many."""
+        shares: dict[int, list[tuple[int, Delivery]]] = {}
+        for number, delivery in waiting:
+            of = hash(delivery.job or delivery.provider_id) % _APPLIERS
+            shares.setdefault(of, []).append((number, delivery))
+
+        async def apply(share: list[tuple[int, Delivery]]) -> list[Applied]:
+            applied = await self._blocking(
+                lambda: apply_deliveries(self.store, share, self.codec_for, now_s=time.time())
+            )
+            for one in applied:
+                if one.learned is not None:
+                    self._tell.delivery(one.delivery, one.learned)
+                    self._took(one.learned, by_webhook=True)
+            return applied
+
+        answers = await asyncio.gather(*map(apply, shares.values()))
+        return [one for applied in answers for one in applied]
+
+    def _took(self, learned: Learned, *, by_webhook: bool = False) -> None:
+        """Something was learned: count it, and tell those who wait."""
+        row = learned.row
+        if learned.resolved:
+            self._tell.resolved(row)
+            if "old_attempt" in learned.flags and row.provider_id is not None:
+                self._later(self._stop, row)  # the attempt that is not needed any more
+            party = (row.origin, row.dialect)
+            if row.state == "succeeded" and row.submitted_s:
+                self._durations.add((row.origin, row.model), row.resolved_s - row.submitted_s)
+            if by_webhook:
+                self._overdue[party] = 0
+            elif row.resolved_by == "poll" and row.mode == "webhook" and "fetch" not in row.flags:
+                self._overdue[party] = self._overdue.get(party, 0) + 1
+                if self._overdue[party] == _DISTRUST:
+                    _log.warning(
+                        "%d jobs of %s in a row have ended without a webhook: is the receiver reached? They are polled now "
+                        "(`spanwire jobs check` tries the public URL)",
+                        _DISTRUST,
+                        row.endpoint,
+                    )
+                    self._tell.count("overdue", row)
+        if row.state in TERMINAL:
+            self._resolve(row)
+        elif "fetch" in row.flags and row.poll_s <= time.time():
+            self._wake.set()
+            party_of = self._parties.get((row.origin, row.dialect))
+            if party_of is not None:
+                self._about(row, self._ask, party_of)
+
+    def _resolve(self, row: JobRow) -> None:
+        for future in self._waiters.get(row.id, ()):
+            if not future.done():
+                future.set_result(row)
+
+    # --- what is due ----------------------------------------------------------------------------------------------------
+
+    async def _do_what_is_due(self) -> None:
+        now_s = time.time()
+        for job, until_s in list(self._submitting.items()):
+            if until_s - now_s < _LEASE_S / 2:
+                self._submitting[job] = now_s + _LEASE_S
+                self._later(self._renew, job)
+        rows = await self._blocking(self.store.due, now_s, min(500 + len(self._skipped), 20_000))
+        for row in rows:
+            if row.id in self._busy or row.id in self._submitting:
+                continue
+            party = self._parties.get((row.origin, row.dialect))
+            if row.due_s and now_s >= row.due_s:
+                self._about(row, self._expire, party)
+            elif row.state == "submitting":
+                self._about(row, self._orphaned, party)
+            elif party is None:
+                self._skipped.add(row.id)  # for a runner that has its endpoint
+            elif row.state == "submit_unknown":
+                self._about(row, self._after_grace, party)
+            elif row.state == "created":
+                self._about(row, self._begin_again, party)
+            elif self._allowed(party, now_s):
+                self._about(row, self._ask, party)
+
+    def _allowed(self, party: Party, now_s: float) -> bool:
+        return self._bucket(party).take(now_s)
+
+    def _bucket(self, party: Party) -> TokenBucket:
+        key = (party.origin, party.endpoint.api_key)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            rate = party.codec.polls_per_s * party.settings.poll_share
+            bucket = self._buckets[key] = TokenBucket(rate, time.time())
+        return bucket
+
+    def _poll_at(self, party: Party, row: JobRow, now_s: float, since_s: float) -> float:
+        mode = row.mode
+        if self._overdue.get((row.origin, row.dialect), 0) >= _DISTRUST:
+            mode = "poll"
+        if not party.codec.polls:
+            return 0.0
+        return next_poll_s(
+            now_s=now_s,
+            since_s=since_s or now_s,
+            mode=mode,
+            floor_s=party.settings.poll_after_s,
+            usual_s=self._durations.usual_s((row.origin, row.model)),
+            retention_s=party.codec.retention_s,
+            dice=random.random(),  # noqa: S311
+        )
+
+    async def _renew(self, job: str) -> None:
+        """Our submit is still under way: it may be waiting for a slot."""
+
+        def step(row: JobRow) -> Advance:
+            if row.state != "submitting":
+                return Advance(None)
+            return Advance(msgspec.structs.replace(row, poll_s=time.time() + _LEASE_S))
+
+        await self._blocking(change, self.store, job, step)
+
+    async def _orphaned(self, row: JobRow, party: Party | None) -> None:
+        """Its submitter died, perhaps after it was sent."""
+        grace_s = party.settings.grace_s if party is not None else 60.0
+        at_s = time.time() + grace_s
+
+        def step(known: JobRow) -> Advance:
+            if known.attempt != row.attempt or known.poll_s > time.time():
+                return Advance(None)
+            return Advance(submit_unknown(known, retry_s=at_s))
+
+        await self._blocking(change, self.store, row.id, step)
+
+    async def _after_grace(self, row: JobRow, party: Party | None) -> None:
+        """It has not shown up: submit it again, under the next number."""
+        assert party is not None
+        await self._next_attempt(row, party, "resubmitted")
+
+    async def _next_attempt(self, row: JobRow, party: Party, why: str) -> None:
+        def step(known: JobRow) -> Advance:
+            if known.attempt != row.attempt or known.state != row.state:
+                return Advance(None)
+            made = next_attempt(known, why=why, now_s=time.time())
+            if made is None:
+                return last_word(known, code=None, message="it cannot be submitted again", now_s=time.time())
+            return Advance(made)
+
+        learned = await self._blocking(change, self.store, row.id, step)
+        if learned is None:
+            return
+        self._took(learned)
+        if learned.row.state == "created":
+            self._tell.count("resubmitted", row)
+            if row.provider_id is not None:
+                self._later(self._stop, row)
+            await self._submit_again(party, learned.row)
+
+    async def _begin_again(self, row: JobRow, party: Party | None) -> None:
+        assert party is not None
+        await self._submit_again(party, row)
+
+    async def _expire(self, row: JobRow, party: Party | None) -> None:
+        """Its deadline has come. Once more it is asked for: what was never delivered may be there."""
+        if party is not None and party.codec.polls and row.provider_id is not None:
+            with contextlib.suppress(SpanwireError, TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await self._ask(row, party)
+        learned = await self._blocking(change, self.store, row.id, lambda row: expire(row, now_s=time.time()))
+        if learned is not None:
+            self._took(learned)
+            if learned.resolved:
+                await self._stop(learned.row)
+
+    async def _ask(self, row: JobRow, party: Party | None) -> None:
+        """Ask the provider how it stands, or for the result that it has announced."""
+        assert party is not None
+        codec, now_s = party.codec, time.time()
+        fetch = "fetch" in row.flags
+        request = codec.result(row, party.endpoint) if fetch else codec.status(row, party.endpoint)
+        again_s = self._poll_at(party, row, now_s, row.submitted_s)
+        if request is None:
+            await self._plan(row, again_s or row.due_s)
+            return
+        try:
+            async with self._asks:
+                seen = await self._asked(party, row, request)
+                if seen.fetch and seen.body is None and seen.state in TERMINAL and not fetch:
+                    known = msgspec.structs.replace(row, urls={**row.urls, **seen.urls})
+                    more = codec.result(known, party.endpoint)
+                    if more is not None:
+                        seen = await self._asked(party, known, more)
+        except SpanwireError as error:
+            wait_s = error.retry_after_s if isinstance(error, ServerError) else None
+            if wait_s is not None:
+                self._bucket(party).pause(now_s + wait_s)
+            _log.info("job %s: its status cannot be asked for: %s", row.id, error)
+            await self._plan(row, max(again_s or now_s + 60.0, now_s + (wait_s or 0.0)))
+            return
+        if seen.retry_after_s is not None:
+            again_s = max(again_s, now_s + seen.retry_after_s)
+        if seen.state == "succeeded" and seen.body is None:
+            seen = msgspec.structs.replace(seen, state="lost", message="it is done, and its output is gone")
+        seen = msgspec.structs.replace(seen, fetch=False)  # it was asked for: no more comes
+        if seen.state in ("lost", "expired"):  # unless it is here already
+            await self._apply_for(row)
+        if seen.state == "lost" and party.settings.on_lost == "resubmit" and row.input:
+            await self._next_attempt(row, party, "lost")
+            return
+        learned = await self._blocking(
+            lambda: learn(self.store, row.id, seen, by="poll", now_s=time.time(), attempt=row.attempt)
+        )
+        if learned is None:
+            return
+        self._took(learned)
+        if learned.row.state in OPEN:
+            await self._plan(learned.row, again_s or row.due_s)
+
+    async def _apply_for(self, row: JobRow) -> None:
+        waiting = await self._blocking(lambda: self.store.unapplied(job=row.id))
+        if not waiting and row.provider_id is not None:
+            waiting = await self._blocking(lambda: self.store.unapplied(provider=(row.dialect, row.provider_id or "")))
+        if waiting:
+            await self._apply(waiting)
+
+    async def _asked(self, party: Party, row: JobRow, request: HTTPRequest) -> Seen:
+        read = party.codec.told
+        return (await self._carry(party, row, request, read, "status"))[0]
+
+    async def _carry(
+        self, party: Party, row: JobRow, request: HTTPRequest, read: Callable[[HTTPAnswer], _T], operation: str
+    ) -> tuple[_T, JobRun]:
+        return await carry(
+            self.state,
+            party.prepared,
+            party.endpoint,
+            request,
+            read,
+            operation=operation,
+            model=row.model,
+            check_url=party.settings.check_url,
+        )
+
+    async def _plan(self, row: JobRow, at_s: float) -> None:
+        """When to ask next."""
+
+        def step(known: JobRow) -> Advance:
+            if known.state not in OPEN or known.attempt != row.attempt:
+                return Advance(None)
+            flags = known.flags
+            return Advance(msgspec.structs.replace(known, poll_s=at_s, flags=flags))
+
+        await self._blocking(change, self.store, row.id, step)
+
+    async def _stop(self, row: JobRow) -> None:
+        """Ask the provider to stop, as well as it can."""
+        party = self._parties.get((row.origin, row.dialect))
+        if party is None:
+            return
+        request = party.codec.cancel(row, party.endpoint)
+        if request is None:
+            return
+        with contextlib.suppress(SpanwireError, TimeoutError):
+            async with asyncio.timeout(10.0):
+                await self._carry(party, row, request, lambda answer: answer.status, "cancel")
+
+    async def _sweep(self) -> None:
+        await self._blocking(self.store.sweep, time.time())
+
+    # --- inner ----------------------------------------------------------------------------------------------------------
+
+    async def _have_receiver(self, party: Party) -> None:
+        start, where = party.settings.receiver, party.settings.receiver_at
+        if start is None or where in self._receivers:
+            return
+        async with self._receiver_lock:
+            if where not in self._receivers:
+                codecs = self.state.manager.registry.codecs_of(party.prepared.spec.name)
+                self._receivers[where] = await self._blocking(start, self.store, codecs, self.wake)
+
+    async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings:
+        body = await self._blocking(self.store.body, row.result)
+        try:
+            reply = codec.reply(row.operation, body)
+        except SpanwireError as error:
+            if error.endpoint is None:
+                error.endpoint = row.endpoint
+            raise
+        timeline = self._tell.timeline(row)
+        return msgspec.structs.replace(reply, timeline=timeline)
+
+    async def _blocking(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        if self.closed:
+            raise _closed()
+        try:
+            future = self.state.loop.run_in_executor(self._threads, function, *arguments)
+        except RuntimeError as error:  # the interpreter is on its way out
+            raise _closed() from error
+        return await future
+
+    def _about(
+        self, row: JobRow, do: Callable[[JobRow, Party | None], Coroutine[Any, Any, None]], party: Party | None
+    ) -> None:
+        """Do something about a job, unless something is being done."""
+        if row.id in self._busy:
+            return
+        self._busy.add(row.id)
+
+        async def alone() -> None:
+            try:
+                await do(row, party)
+            finally:
+                self._busy.discard(row.id)
+
+        self._task(self._logged(alone()))
+
+    def _later(self, do: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        self._task(self._logged(do(*arguments)))
+
+    @staticmethod
+    async def _logged(doing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await doing
+        except SpanwireError as error:
+            _log.warning("a job could not be looked after: %s", error)
+        except Exception:  # noqa: BLE001 - one job's trouble is not another's
+            _log.warning("a job could not be looked after", exc_info=True)
+
+    def _task(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # It outlives the call that has started it, and is none of its spans'.
+        task = self.state.loop.create_task(doing, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @staticmethod
+    def _dialect(party: Party) -> str:
+        assert party.prepared.dialect is not None
+        return party.prepared.dialect.name
+
+
+def failure_of(codec: JobCodec, row: JobRow) -> SpanwireError:
+    """The error of a job that has ended, and not well."""
+    message = row.message or ""
+    error: SpanwireError
+    if row.state == "failed":
+        made = codec.failure(row)
+        error = made if made is not None else server_error(message or "the job failed", code=row.code)
+    elif row.state == "cancelled":
+        error = JobCancelled(f"the job was cancelled{message and f': {message}'}", job=row.id)
+    elif row.state == "lost":
+        error = JobLost(f"the job's output is gone{message and f': {message}'}", job=row.id)
+    else:
+        error = JobExpired(f"the job expired{message and f': {message}'}", job=row.id)
+    error.endpoint = error.endpoint or row.endpoint
+    return error
+
+
+def _encode(call: Call) -> bytes:
+    """What is needed to submit it again. Without its headers: they may hold keys."""
+    try:
+        return msgspec.json.encode([call.operation, call.model, call.body])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the call cannot be written as JSON: {error}") from error
+
+
+def _decode(row: JobRow) -> Call:
+    operation, model, body = msgspec.json.decode(row.input)
+    return Call(operation, model, body)
+
+
+def _closed() -> SpanwireError:
+    return ConnectionFailed(
+        "the manager was closed; its jobs go on in the store: manager.jobs.attach(id)", retryable=False
+    )

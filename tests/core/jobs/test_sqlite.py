@@ -1,0 +1,284 @@
+"""The SQLite store: the kit, every order of events on it, and what a crash leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs.apply import apply_deliveries, learn
+from spanwire.jobs.contract import Delivery, JobRow, Seen
+from spanwire.jobs.segments import Segments
+from spanwire.jobs.sqlite import SQLiteStore
+from spanwire.jobs.stores import open_store
+from spanwire.testing import StoreConformance
+from tests.core.jobs.simple import Simple, said
+
+
+class TestSQLite(StoreConformance):
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/jobs.db"
+
+
+# --- every order --------------------------------------------------------------------------------------------------------
+
+EVENTS = ("ack", "start", "done", "same again", "done, new id", "poll")
+
+
+@pytest.mark.parametrize("callback", ["request", "account"])
+def test_a_job_is_resolved_once_in_every_order(tmp_path: Path, callback: Literal["request", "account"]) -> None:
+    """The webhooks go through the inbox, and are taken in when they can be; what is known by the ack alone waits for it."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    codec = Simple(callback)
+    orders = list(permutations(EVENTS))
+    assert len(orders) == 720
+    if "SPANWIRE_ALL_ORDERS" not in os.environ:
+        orders = random.Random(5).sample(orders, 120)
+    for number, order in enumerate(orders):
+        job, theirs = f"job-{number:04d}", f"p-{number}"
+        store.add([JobRow(id=job, dialect="d", state="submitting", input=b"call", created_s=1.0)])
+        mine = job if callback == "request" else None
+        resolved = 0
+
+        def deliver(dedupe: str, body: bytes, *, mine: str | None = mine, theirs: str = theirs) -> bool:
+            delivery = Delivery(
+                endpoint="d/hooks",
+                dedupe=f"{theirs} {dedupe}",
+                job=mine,
+                attempt=1 if mine else 0,
+                provider_id=theirs,
+                body=body,
+            )
+            return store.receive([delivery])[0]
+
+        done = said("done", theirs, output="yes")
+        for event in order:
+            if event == "ack":
+                learned = learn(store, job, Seen(state="submitted", provider_id=theirs), by="ack", now_s=2.0)
+                resolved += learned is not None and learned.resolved
+            elif event == "start":
+                deliver("start", said("running", theirs))
+            elif event in ("done", "same again"):
+                deliver("done", done)
+            elif event == "done, new id":
+                deliver("done2", done)
+            elif (row := store.get(job)) is not None and row.provider_id is not None:
+                learned = learn(store, job, codec.webhook({}, done), by="poll", now_s=2.0)
+                resolved += learned is not None and learned.resolved
+            for applied in apply_deliveries(store, store.unapplied(), lambda row: codec, now_s=3.0):
+                resolved += applied.learned is not None and applied.learned.resolved
+        assert resolved == 1, order
+        row = store.get(job)
+        assert row is not None
+        assert row.state == "succeeded"
+        assert store.body(row.result) == done
+        assert store.unapplied() == []
+    store.close()
+
+
+# --- the file -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://x/y",
+        "jobs.db",
+        "sqlite://host/jobs.db",
+        "sqlite:///x?keep=1",
+        "sqlite:///x?keep_s=0",
+        "sqlite:///x?keep_s=a",
+        "",
+    ],
+)
+def test_a_url_that_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_store(url)
+
+
+def test_a_private_store_goes_with_its_owner() -> None:
+    store = open_store("sqlite://")
+    assert isinstance(store, SQLiteStore)
+    assert store.path.exists()
+    store.put_body(b"x" * 10_000)
+    store.close()
+    assert not store.path.parent.exists()
+
+
+def test_results_are_for_the_owner_alone(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "a" / "jobs.db")
+    store.put_body(b"x" * 10_000)
+    store.add([JobRow(id="1")])
+    for path in [store.path, *store.path.parent.glob("*-wal"), *store.path.parent.glob("*-bodies/*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    store.close()
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs.db").write_text("a letter to my aunt " * 100)
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        SQLiteStore(tmp_path / "jobs.db")
+
+
+def test_a_newer_store_names_the_upgrade(tmp_path: Path) -> None:
+    SQLiteStore(tmp_path / "jobs.db").close()
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="pip install -U spanwire"):
+        SQLiteStore(tmp_path / "jobs.db")
+
+
+def test_the_instance_key_is_the_stores(tmp_path: Path) -> None:
+    one, two = SQLiteStore(tmp_path / "jobs.db"), SQLiteStore(tmp_path / "jobs.db")
+    assert len(one.instance_key()) == 32
+    assert one.instance_key() == two.instance_key()
+    one.close()
+    two.close()
+
+
+def test_what_is_due_is_looked_up(tmp_path: Path) -> None:
+    """By its index: a scan of a hundred thousand open jobs each tenth of a second would be all that the process does."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    connection = sqlite3.connect(store.path)
+    plan = connection.execute(
+        "EXPLAIN QUERY PLAN SELECT row, input, result FROM job WHERE open = 1 AND next_s IS NOT NULL AND next_s <= 5 "
+        "ORDER BY next_s LIMIT 500"
+    ).fetchall()
+    connection.close()
+    store.close()
+    assert "job_due" in plan[0][3]
+    assert len(plan) == 1
+
+
+def test_a_damaged_body_is_told(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "jobs.db")
+    reference = store.put_body(b"x" * 10_000)
+    (path,) = (tmp_path / "jobs.db-bodies").iterdir()
+    path.chmod(0o600)
+    path.write_bytes(b"y" + path.read_bytes()[1:])
+    with pytest.raises(JobError, match="damaged"):
+        store.body(reference)
+    path.unlink()
+    with pytest.raises(JobError, match="cannot be read"):
+        store.body(reference)
+    with pytest.raises(JobError):
+        store.body(b"\x01nonsense")
+    store.close()
+
+
+def test_a_reference_leads_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"s" * 100)
+    with pytest.raises(JobError):
+        Segments(tmp_path / "bodies").read(b"\x01" + b"../secret\0\0\0\0\0\0\0" + bytes(20))
+
+
+def test_bodies_that_nobody_needs_are_swept(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "jobs.db")
+    reference = store.put_body(b"x" * 10_000)
+    store.add([JobRow(id="1", state="succeeded", resolved_s=1.0, result=reference)])
+    folder = tmp_path / "jobs.db-bodies"
+    (path,) = folder.iterdir()
+    os.utime(path, (1.0, 1.0))
+    other = SQLiteStore(tmp_path / "jobs.db")
+    assert other.sweep(1e9) == 1
+    assert path.exists()  # the first store writes to it still
+    store.close()
+    other.sweep(1e9)
+    assert not path.exists()
+    other.close()
+
+
+def test_a_forked_child_uses_its_own_connections(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from spanwire.jobs.contract import JobRow\n"
+        "from spanwire.jobs.sqlite import SQLiteStore\n"
+        "store = SQLiteStore(sys.argv[1])\n"
+        "store.add([JobRow(id='1')]); store.get('1')\n"
+        "if os.fork() == 0:\n"
+        "    store.add([JobRow(id='2')])\n"
+        "    os._exit(0 if store.get('1') else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.wait()[1]) == 0\n"
+        "store.add([JobRow(id='3')])\n"
+        "assert store.get('2') and store.get('3')\n"
+        "store.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "jobs.db")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- crashes ------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, threading
+from spanwire.jobs.contract import Delivery, JobRow
+from spanwire.jobs.sqlite import SQLiteStore
+
+store = SQLiteStore(sys.argv[1])
+start, lock = int(sys.argv[2]), threading.Lock()
+
+def write(thread):
+    for number in range(start + thread, start + 100000, 4):
+        name = f"{number:08d}"
+        body = name.encode() * (1 if number % 2 else 2000)
+        store.add([JobRow(id=name, group="g", state="submitted", input=body)])
+        store.receive([Delivery(endpoint="d", dedupe=name, job=name, body=body)])
+        done = JobRow(id=name, state="succeeded", resolved_s=1.0, group="g", result=store.put_body(body))
+        assert store.swap(done, was=("submitted", 1))
+        with lock:
+            print(name, flush=True)
+
+for thread in range(4):
+    threading.Thread(target=write, args=(thread,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_nothing_is_half_after_a_kill(tmp_path: Path) -> None:
+    """Killed in the middle of writes, again and again: what it said was written is there, whole, and the rest is whole too."""
+    path, said_names = tmp_path / "jobs.db", set()
+    for run in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(run * 1_000_000)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(25 + 7 * run):
+            said_names.add(process.stdout.readline().strip())
+        process.send_signal(signal.SIGKILL)
+        said_names.update(line.strip() for line in process.stdout if len(line) == 9)
+        process.wait()
+        process.stdout.close()
+        store = SQLiteStore(path)
+        found = {row.id: row for row in store.completed("g")}
+        assert said_names <= set(found)
+        for name, row in found.items():
+            assert store.body(row.result) == name.encode() * (1 if int(name) % 2 else 2000)
+        waiting = {delivery.job: delivery for _, delivery in store.unapplied(limit=100_000)}
+        assert set(found) <= set(waiting)
+        for job, delivery in waiting.items():
+            name = job or ""
+            assert delivery.body == name.encode() * (1 if int(name) % 2 else 2000)
+            stored = store.get(name)
+            assert stored is not None
+            assert stored.state in ("submitted", "succeeded")
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        connection.close()
+        store.close()
