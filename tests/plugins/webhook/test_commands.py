@@ -1,0 +1,179 @@
+"""``spanwire receive`` and ``spanwire jobs``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from spanwire_webhook import commands
+from spanwire_webhook.embedded import EmbeddedReceiver
+from spanwire_webhook.receiver import Receiver
+from spanwire_webhook.settings import ReceiverSettings
+from typer.testing import CliRunner, Result
+
+from spanwire.cli.app import app
+from spanwire.jobs.contract import JobRow
+from spanwire.jobs.ids import new_id
+from spanwire.jobs.sqlite import SQLiteStore
+
+from .fakes import SECRET, codecs, said, signed_now
+
+
+@pytest.fixture(autouse=True)
+def _dialects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_codecs", codecs)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    made = SQLiteStore(tmp_path / "jobs.db")
+    yield made
+    made.close()
+
+
+def run(*arguments: str, **environ: str) -> Result:
+    return CliRunner().invoke(app, arguments, env=environ)
+
+
+def url_of(store: SQLiteStore) -> str:
+    return f"sqlite:///{store.path}"
+
+
+def add(store: SQLiteStore, **more: Any) -> str:
+    job = new_id()
+    row = {
+        "id": job,
+        "dialect": "generic",
+        "model": "m",
+        "created_s": time.time(),
+        "due_s": time.time() + 60,
+        "input": b"s3cret",
+        **more,
+    }
+    store.add([JobRow(**row)])
+    return job
+
+
+def test_list_and_show(store: SQLiteStore) -> None:
+    assert "no jobs" in run("jobs", "list", "--store", url_of(store)).output
+    waiting = add(store, state="submitted", provider_id="p1")
+    done = add(store, state="succeeded", result=store.put_body(b"\x00result\xff"), resolved_s=1.0)
+    other = add(store, state="failed", group="g", resolved_s=1.0)
+    listed = run("jobs", "list", "--store", url_of(store)).output
+    assert waiting in listed
+    assert done in listed
+    assert other not in listed
+    as_json = json.loads(run("jobs", "list", "--json", "--group", "g", "--store", url_of(store)).output)
+    assert [row["id"] for row in as_json] == [waiting, other]
+    for name in (waiting, "generic:p1"):
+        shown = run("jobs", "show", name, "--store", url_of(store)).output
+        assert json.loads(shown)["id"] == waiting
+        assert "s3cret" not in shown
+    assert run("jobs", "show", done, "--body", "--store", url_of(store)).stdout_bytes == b"\x00result\xff"
+    for arguments, message in (
+        ((waiting, "--body"), "has no result"),
+        (("nope",), "has no job"),
+        (("generic:p2",), "has no job"),
+    ):
+        failed = run("jobs", "show", *arguments, "--store", url_of(store))
+        assert failed.exit_code == 1
+        assert message in failed.output
+
+
+def test_reverify_with_a_secret_that_is_right_now(store: SQLiteStore) -> None:
+    job = add(store, state="submitted")
+    body = said()
+    receiver = Receiver(store, codecs(), ReceiverSettings(secrets={}))
+    reception = receiver.begin("POST", receiver.mac.path("generic", job), signed_now(body))
+    reception.feed(body)
+    assert reception.finish().status == 401
+    still = run("jobs", "reverify", "--store", url_of(store))
+    assert (still.exit_code, still.output) == (1, "0 of 1 are right now\n")
+    right = run("jobs", "reverify", "--store", url_of(store), SPANWIRE_WEBHOOK_SECRETS_GENERIC=SECRET)
+    assert (right.exit_code, right.output) == (0, "1 of 1 are right now\n")
+    assert store.unapplied(job=job)[0][1].body == body
+    bad = run("jobs", "reverify", "--store", url_of(store), SPANWIRE_WEBHOOK_SECRETS_GENERIC="whsec_AAAA")
+    assert bad.exit_code == 1
+    assert "AAAA" not in bad.output
+
+
+def test_check(store: SQLiteStore) -> None:
+    receiver = Receiver(store, codecs())
+    with EmbeddedReceiver(receiver) as served:
+        right = run("jobs", "check", "--store", url_of(store), "--public-url", served.url)
+        assert right.exit_code == 0
+        assert right.output.startswith("all right")
+        wrong = run("jobs", "check", "--store", "sqlite://", "--public-url", served.url)
+        assert wrong.exit_code == 1
+        assert "another instance key" in wrong.output
+    none = run("jobs", "check", "--store", url_of(store))
+    assert none.exit_code == 1
+    assert "--public-url" in none.output
+
+
+def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path) -> None:
+    listed = run("jobs", "list", XDG_STATE_HOME=str(tmp_path), SPANWIRE_STORE="")
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert (tmp_path / "spanwire" / "jobs.db").exists()
+
+
+def test_a_store_that_is_none_is_one_line() -> None:
+    failed = run("jobs", "list", "--store", "redis://x")
+    assert failed.exit_code == 1
+    assert "not known" in failed.output
+
+
+_RUN = """
+import sys
+from spanwire_webhook import commands
+from tests.plugins.webhook.fakes import codecs
+commands._codecs = codecs
+sys.argv[0] = "spanwire"
+from spanwire.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_receive_until_it_is_told_to_stop(store: SQLiteStore, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, "receive", "--store", url_of(store), "--port", "0"],
+        env={**os.environ, "SPANWIRE_WEBHOOK_SECRETS_GENERIC": SECRET},
+        cwd=Path(__file__).parents[3],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line + process.stderr.read()
+        address = urlsplit(found.group())
+        job = add(store, state="submitted")
+        body = said()
+        mac = Receiver(store, codecs()).mac
+        connection = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=10)
+        connection.request("POST", mac.path("generic", job), body, dict(signed_now(body)))
+        assert connection.getresponse().status == 204
+        connection.close()
+        assert store.unapplied(job=job)[0][1].body == body
+        process.send_signal(number)
+        assert process.wait(20) in (0, -number)
+        rest = process.stderr.read()
+        assert "Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
