@@ -19,7 +19,7 @@ from spanwire.admission import slots_for
 from spanwire.net.dial import dial as real_dial
 from spanwire.testing import Script
 from tests.cases.play import nothing_left
-from tests.support import NEVER, assert_adds_up, chat, hello, read, run, serving
+from tests.support import NEVER, assert_adds_up, chat, hello, read, run, serving, wait_for
 
 Limits, Timeouts = spanwire.Limits, spanwire.Timeouts
 
@@ -327,19 +327,20 @@ def test_a_call_inside_another_ones_loop_is_refused_in_time_and_the_outer_one_go
 
 def test_a_retry_waits_for_its_slot_again_and_holds_none_while_it_waits() -> None:
     """The back-off of one call is time for another one."""
-    again = Script(status=429, headers={"retry-after-ms": "200"})
+    again = Script(status=429, headers={"retry-after-ms": "1000"})
     with serving(default=lambda request: hello()) as server, nothing_left(server):
         server.script(again, model="a", times=1)
         endpoint = server.endpoint(
-            retries=spanwire.Retries(base_s=0), limits=Limits(max_concurrent=1, queue_timeout_s=0.15)
+            retries=spanwire.Retries(base_s=0), limits=Limits(max_concurrent=1, queue_timeout_s=0.5)
         )
 
         async def body() -> None:
             async with spanwire.ConnectionManager() as manager:
                 first = asyncio.create_task(manager.complete(endpoint, chat("a")))
-                await asyncio.sleep(0.05)
+                await wait_for(server, lambda s: s.requests and s.requests[0].ended)
+                while in_use(endpoint):
+                    await asyncio.sleep(0.001)
                 assert not first.done()
-                assert in_use(endpoint) == 0
                 assert (await manager.complete(endpoint, chat("b"))).text
                 assert not first.done()
                 assert (await first).text

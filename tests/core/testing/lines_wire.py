@@ -317,6 +317,8 @@ class _Listener:
 
     async def aclose(self) -> None:
         self.server.close()
+        for _ in range(5):  # what the loop has accepted just now becomes a client, and is closed too
+            await asyncio.sleep(0)
         tasks = list(self.clients.values())
         self.disconnect(reset=False)
         await asyncio.gather(*tasks)

@@ -132,6 +132,7 @@ class ResponsesExchange(Inbox):
         if not marks.first_byte_ns:
             self.on_sent()  # if not before: it answers without having read the request to its end
             marks.first_byte_ns = now_ns
+            self._socket.saw_answer(now_ns - marks.sent_ns)
         before = len(self._items)
         self._later(data, text)
         if not marks.started_ns and self._decoder.in_progress:

@@ -309,6 +309,11 @@ class WebSocket(asyncio.Protocol):
         kernel_ns = self._round_trip.min_ns()
         return kernel_ns if self._ping_rtt_ns is None else self._ping_rtt_ns
 
+    def saw_answer(self, after_ns: int) -> None:
+        """A message was answered after so long: no round trip takes longer, whatever a ping to a busy server has said."""
+        if self._ping_rtt_ns is not None and after_ns < self._ping_rtt_ns:
+            self._ping_rtt_ns = max(after_ns, self._round_trip.min_ns() or 0)
+
     def connect_rtt_ns(self) -> int | None:
         """What the kernel knows of it, before there was a ping."""
         return self._round_trip.min_ns()
