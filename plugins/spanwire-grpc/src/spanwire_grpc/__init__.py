@@ -16,6 +16,8 @@ from .oip import OPTIONS as OIP_OPTIONS
 from .oip import OpenInference
 from .openai_json import OPTIONS as OPENAI_JSON_OPTIONS
 from .openai_json import TIMING_FIELDS, OpenAIJSON
+from .raw import OPTIONS as RAW_OPTIONS
+from .raw import Raw
 from .transport import GRPCTransport
 from .vllm import OPTIONS as VLLM_OPTIONS
 from .vllm import VLLM
@@ -36,7 +38,15 @@ __all__ = [
 @hookimpl
 def register_transports() -> list[TransportSpec]:
     """``grpc``, for ``grpc`` and ``grpcs``."""
-    return [TransportSpec(name="grpc", schemes=("grpc", "grpcs"), factory=GRPCTransport, options=OPTIONS)]
+    return [
+        TransportSpec(
+            name="grpc",
+            schemes=("grpc", "grpcs"),
+            factory=GRPCTransport,
+            capabilities=frozenset({"session"}),
+            options=OPTIONS,
+        )
+    ]
 
 
 @hookimpl
@@ -60,4 +70,12 @@ def register_dialects() -> list[Dialect]:
             options=OIP_OPTIONS,
         ),
         Dialect(transport="grpc", name="vllm", codec=VLLM(), options=VLLM_OPTIONS),
+        Dialect(
+            transport="grpc",
+            name="raw",
+            codec=Raw(),
+            operations=frozenset({"session"}),
+            options=RAW_OPTIONS,
+            default=True,
+        ),
     ]

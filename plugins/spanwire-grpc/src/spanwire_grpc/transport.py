@@ -19,6 +19,7 @@ from spanwire.transport import Attempt
 from .channel import Settings, key_of, open_channel, settings_of
 from .connection import GRPCConnection, close_now
 from .roundtrip import open_sockets, rtt_of_new_ns
+from .session import buffer_bytes_of
 from .status import connect_error
 
 __all__ = ["GRPCTransport"]
@@ -45,12 +46,15 @@ class GRPCTransport:
     def key(self, endpoint: Endpoint) -> Hashable:
         """Credentials are sent with each call, so endpoints that differ in them share connections."""
         settings = _settings(endpoint)
+        buffer_bytes_of(endpoint)
         return endpoint.connection_key(), settings, key_of(settings.tls)
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> GRPCConnection:
         """DNS, TCP, TLS and HTTP/2's settings: the library does them in one, so they are one part."""
         _check_process(endpoint)
         settings = _settings(endpoint)
+        if attempt.dialect is not None and "session" in attempt.dialect.operations:
+            attempt.dialect.codec.method(endpoint)  # before anything is dialled for it
         marks = attempt.marks
         # Of a proxy, or of one of several servers, it would be somebody else's.
         direct = endpoint.uds is None and route_of(endpoint).proxy is None and "target" not in endpoint.options
