@@ -1,5 +1,5 @@
 """spanwire over gRPC: chat and embeddings on servers that speak OpenAI's JSON (SGLang), the Open Inference Protocol
-(Triton, MLServer, KServe, Dynamo) or vLLM's own service.
+(Triton, MLServer, KServe, Dynamo) or vLLM's own service; and sessions on any method of two streams.
 
 Nothing here needs to be imported by hand: spanwire loads it for ``grpc://`` and ``grpcs://`` endpoints. A dialect of your
 own registers with ``Dialect(transport="grpc", name=..., codec=...)``, where the codec is a :class:`Codec`.
@@ -14,6 +14,8 @@ from .channel import OPTIONS
 from .codec import AnswerDecoder, Codec, Rpc
 from .oip import OPTIONS as OIP_OPTIONS
 from .oip import OpenInference
+from .oip_session import OPTIONS as OIP_STREAM_OPTIONS
+from .oip_session import OpenInferenceStream
 from .openai_json import OPTIONS as OPENAI_JSON_OPTIONS
 from .openai_json import TIMING_FIELDS, OpenAIJSON
 from .raw import OPTIONS as RAW_OPTIONS
@@ -51,7 +53,8 @@ def register_transports() -> list[TransportSpec]:
 
 @hookimpl
 def register_dialects() -> list[Dialect]:
-    """``openai-json``: OpenAI's JSON as bytes. ``oip`` and ``vllm``: servers that take text."""
+    """``openai-json``: OpenAI's JSON as bytes. ``oip`` and ``vllm``: servers that take text. For sessions ``raw``, any
+    method, and ``oip-stream``."""
     return [
         Dialect(
             transport="grpc",
@@ -77,5 +80,12 @@ def register_dialects() -> list[Dialect]:
             operations=frozenset({"session"}),
             options=RAW_OPTIONS,
             default=True,
+        ),
+        Dialect(
+            transport="grpc",
+            name="oip-stream",
+            codec=OpenInferenceStream(),
+            operations=frozenset({"session"}),
+            options=OIP_STREAM_OPTIONS,
         ),
     ]
