@@ -51,6 +51,8 @@ _BROKEN = re.compile(
 _LOST = re.compile(r"^internal error from core$", re.IGNORECASE)
 _NOT_GRPC = re.compile(r"failed parsing http/2|expected settings frame", re.IGNORECASE)
 _HTTP_STATUS = re.compile(r"http2 header with status: (\d{3})")
+_PROXY_STATUS = re.compile(r"proxy returned response code (\d{3})", re.IGNORECASE)
+_CLOSED = re.compile(r"socket closed|connection reset|eof\b", re.IGNORECASE)
 _CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
 #: Where in a connect it happened, by the library's words; the first that fits.
 _PHASES = (
@@ -116,8 +118,8 @@ def _broken(words: str, *, endpoint: str, heard: bool) -> ConnectionFailed:
     return ConnectionFailed(words, endpoint=endpoint, phase="read" if heard else "wait", retryable=retryable)
 
 
-def connect_error(details: str, *, endpoint: str) -> ConnectionFailed:
-    """Why no connection could be made."""
+def connect_error(details: str, *, endpoint: str, secure: bool = False) -> ConnectionFailed:
+    """Why no connection could be made. ``secure``: with TLS, whose alerts the library keeps to itself."""
     words = details or "no connection could be made"
     if _NOT_GRPC.search(details):
         return ConnectionFailed(
@@ -125,6 +127,15 @@ def connect_error(details: str, *, endpoint: str) -> ConnectionFailed:
         )
     phase = next((name for pattern, name in _PHASES if pattern.search(details)), "connect")
     never = phase == "tls" and _CERTIFICATE.search(details) is not None
+    refused = _PROXY_STATUS.search(details)
+    if (
+        refused is not None and refused[1].startswith("4") and refused[1] not in ("408", "429")
+    ):  # another try would be answered in the same way
+        never = True
+        if refused[1] == "407":
+            words = f"the proxy wants a user and a password, or other ones: Endpoint(proxy='http://user:password@...') ({words})"
+    elif secure and phase == "connect" and _CLOSED.search(details):
+        words = f"the server ended the TLS handshake; it may want a client certificate, TLS(cert=...), or another one ({words})"
     return ConnectionFailed(words, endpoint=endpoint, phase=phase, retryable=not never)
 
 

@@ -118,7 +118,7 @@ async def _why(channel: Any, endpoint: Endpoint) -> SpanwireError | None:
     except grpc.aio.AioRpcError as error:
         if channel.get_state() is _State.READY:
             return None
-        found = connect_error(error.details() or "", endpoint=endpoint.address)
+        found = connect_error(error.details() or "", endpoint=endpoint.address, secure=endpoint.secure)
         found.__cause__ = error.with_traceback(None)  # whose frames would keep the channel open
         return found
     return None
