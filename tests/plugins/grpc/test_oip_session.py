@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from spanwire_grpc.loopback import GRPCPart
+from spanwire_grpc.loops import bind_loop
 from spanwire_grpc.oip_session import OpenInferenceStream
 from spanwire_grpc.stubs import oip
 
@@ -148,6 +149,7 @@ def test_answers_that_come_at_the_same_time_are_told_apart_by_their_ids() -> Non
                 await context.write(oip.ModelStreamInferResponse(infer_response=response).SerializeToString())
 
     async def main() -> None:
+        bind_loop()
         server = grpc.aio.server()
         methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
         service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
@@ -257,6 +259,7 @@ def test_what_comes_that_is_no_message_ends_the_session() -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
+        bind_loop()
         server = grpc.aio.server()
         methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(handler)}
         service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import trustme
 from spanwire_grpc.loopback import ECHO
+from spanwire_grpc.loops import bind_loop
 from spanwire_grpc.stubs import openai_json
 
 import spanwire
@@ -55,6 +56,7 @@ async def strict(seen: list[Any]) -> AsyncIterator[str]:
         root_certificates=authority().cert_pem.bytes(),
         require_client_auth=True,
     )
+    bind_loop()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("sglang.runtime.v1.SglangService", methods),))
     port = server.add_secure_port("127.0.0.1:0", credentials)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from spanwire_grpc.loopback import ECHO
+from spanwire_grpc.loops import bind_loop
 
 import spanwire
 from spanwire import errors
@@ -43,6 +44,7 @@ async def handled(handler: Handler, **settings: Any) -> AsyncIterator[str]:
         def service(self, details: Any) -> Any:
             return grpc.stream_stream_rpc_method_handler(handler) if details.method == METHOD else None
 
+    bind_loop()
     server = grpc.aio.server(**settings)
     server.add_generic_rpc_handlers((Service(),))
     port = server.add_insecure_port("127.0.0.1:0")

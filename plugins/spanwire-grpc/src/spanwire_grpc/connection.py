@@ -57,6 +57,7 @@ class GRPCConnection:
         self.capacity = settings.max_streams
         self.loop = asyncio.get_running_loop()
         self.heard_ns = 0  # something came on it, whichever call it was for
+        self.cancelled_ns = 0  # a call on it was cancelled that had not ended
         self._channel = channel
         self.max_request_bytes = settings.max_request_bytes
         self._exchanges: set[GRPCExchange | GRPCSession] = set()
@@ -169,9 +170,10 @@ class GRPCConnection:
         await self._library_ends()
 
     async def _library_ends(self) -> None:
-        """Of a call that was cancelled the library keeps a task, until its core has heard of that: a moment."""
-        until_s = self.loop.time() + _LIBRARY_S
-        while self.loop.time() < until_s and any(map(_is_librarys, asyncio.all_tasks(self.loop))):  # noqa: ASYNC110 - it tells nobody
+        """Of a call that was cancelled the library keeps a task, until its core has heard of that: a moment. Such tasks do not
+        tell whose they are, so this waits for those of other connections too, as long as one of ours may be among them."""
+        until_ns = self.cancelled_ns + int(_LIBRARY_S * 1e9) if self.cancelled_ns else 0
+        while time.perf_counter_ns() < until_ns and any(map(_is_librarys, asyncio.all_tasks(self.loop))):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
 
     def abort(self) -> None:

@@ -27,7 +27,7 @@ from .status import error_of
 if TYPE_CHECKING:
     from .connection import GRPCConnection
 
-__all__ = ["GRPCExchange", "call_error", "forget"]
+__all__ = ["GRPCExchange", "call_error", "forget", "forget_reason"]
 
 #: How long the end of a call waits for its trailing metadata, in seconds: they nearly always come with the last message.
 _TRAILERS_S = 0.005
@@ -136,6 +136,11 @@ class GRPCExchange(Inbox):
         except SpanwireError as error:
             self._end(error)
             return
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            await asyncio.sleep(_CORE_S)
+            return
         await self._receive()
 
     async def ask(self, method: str, request: bytes) -> bytes:
@@ -179,6 +184,7 @@ class GRPCExchange(Inbox):
                 {"message": "a call's task failed", "exception": task.exception(), "task": task}
             )
         self._cancel()
+        forget_reason(task)
         if self._call is not None:
             forget(self._call)
             self._call = None
@@ -396,7 +402,8 @@ class GRPCExchange(Inbox):
                 self._answered.set_result(None)
         if self._call is not None:
             with contextlib.suppress(RuntimeError):
-                self._call.cancel()
+                if self._call.cancel():
+                    self._connection.cancelled_ns = time.perf_counter_ns()
             if self._connection.loop.is_closed():
                 self._call = None
 
@@ -472,11 +479,17 @@ def call_error(
     return found
 
 
+def forget_reason(task: asyncio.Task[Any]) -> None:
+    """A task that was cancelled keeps the frames in which that happened until it is asked for the reason."""
+    if task.cancelled():
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()
+
+
 def forget(call: Any) -> None:
-    """A task that was cancelled keeps the frames in which that happened until it is asked for the reason. Those of the
-    library's tasks hold their call, which holds them, and the connection: until the garbage collector comes."""
+    """The frames of the library's tasks hold their call, which holds them, and the connection: until the garbage collector
+    comes."""
     for name in ("_preparation", "_invocation_task", "_initializer", "_async_request_poller"):
         task = getattr(call, name, None)
-        if isinstance(task, asyncio.Task) and task.cancelled():
-            with contextlib.suppress(asyncio.CancelledError):
-                task.exception()
+        if isinstance(task, asyncio.Task):
+            forget_reason(task)

@@ -31,6 +31,7 @@ from spanwire.testing.script import Script
 from . import loopback_json as js
 from . import tensors
 from .loopback_hop import Hop
+from .loops import bind_loop
 from .metadata import QUERY, incoming
 from .oip import SERVICE
 from .stubs import oip, vllm
@@ -670,6 +671,7 @@ class GRPCPart:
     ) -> _Listener:
         """Listen."""
         _hear_no_others(asyncio.get_running_loop())
+        bind_loop()
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_request_bytes or -1),

@@ -21,7 +21,7 @@ from spanwire.errors import ConfigurationError, ConnectionFailed, MessageTooBig,
 from spanwire.transport import Attempt, Head, Inbox, Item, Turn
 
 from .codec import Ask, Rpc
-from .exchange import call_error, forget
+from .exchange import call_error, forget, forget_reason
 from .metadata import Metadata, incoming
 
 if TYPE_CHECKING:
@@ -314,6 +314,7 @@ class GRPCSession(Inbox):
             raise self._error_for(error, method) from error.with_traceback(None)
         finally:
             forget(call)
+            del call
         return answer
 
     async def _messages(self) -> None:
@@ -435,7 +436,8 @@ class GRPCSession(Inbox):
         """Harmless on a call that has ended."""
         if self._call is not None:
             with contextlib.suppress(RuntimeError):
-                self._call.cancel()
+                if self._call.cancel():
+                    self._connection.cancelled_ns = time.perf_counter_ns()
             if self._connection.loop.is_closed():
                 self._call = None
 
@@ -450,6 +452,7 @@ class GRPCSession(Inbox):
             )
         self._fail_senders()
         self._cancel()
+        forget_reason(task)
         if self._call is not None:
             forget(self._call)
             self._call = None

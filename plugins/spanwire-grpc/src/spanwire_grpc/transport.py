@@ -18,6 +18,7 @@ from spanwire.transport import Attempt
 
 from .channel import Settings, key_of, open_channel, settings_of
 from .connection import GRPCConnection, close_now
+from .loops import bind_loop
 from .roundtrip import open_sockets, rtt_of_new_ns
 from .session import buffer_bytes_of
 from .status import connect_error
@@ -52,6 +53,7 @@ class GRPCTransport:
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> GRPCConnection:
         """DNS, TCP, TLS and HTTP/2's settings: the library does them in one, so they are one part."""
         _check_process(endpoint)
+        bind_loop()
         settings = _settings(endpoint)
         if attempt.dialect is not None and "session" in attempt.dialect.operations:
             attempt.dialect.codec.method(endpoint)  # before anything is dialled for it
