@@ -59,6 +59,10 @@ def test_a_message_that_is_too_large_is_no_rate_limit() -> None:
     ours = of("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5242885 vs. 4194304)")
     assert type(ours) is MessageTooBig
     assert ours.phase == "send"
+    # Before grpcio 1.65 without a side.
+    before = "Received message larger than max (1001 vs. 1000)"
+    assert of("RESOURCE_EXHAUSTED", before, max_event_bytes=1000).phase == "read"
+    assert of("RESOURCE_EXHAUSTED", before, max_event_bytes=2000).phase == "send"
     assert of("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)").phase == "send"
 
 
@@ -82,6 +86,7 @@ def test_a_broken_connection_is_no_overload() -> None:
         "Socket closed",
         "recvmsg:Connection reset by peer",
         "GOAWAY received; Error code: 11; too_many_pings",
+        "Too many pings",
     ):
         assert type(of("UNAVAILABLE", details)) is ConnectionFailed
     assert type(of("UNAVAILABLE", "busy", connected=False)) is ConnectionFailed
@@ -94,6 +99,9 @@ def test_what_is_no_grpc_server_is_told() -> None:
     error = connect_error(details, endpoint="h:1")
     assert "not a gRPC server" in str(error)
     assert not error.retryable
+    older = connect_error("last error: INTERNAL: Trying to connect an http1.x server", endpoint="h:1")
+    assert "not a gRPC server" in str(older)
+    assert not older.retryable
     proxied = of("UNAVAILABLE", "Received http2 header with status: 504")
     assert "HTTP status 504" in str(proxied)
 

@@ -152,6 +152,8 @@ class GRPCConnection:
         return self._method("stream_stream", method)(timeout=timeout_s, metadata=metadata)
 
     def _method(self, shape: str, name: str) -> Any:
+        if self._closing:
+            raise ConnectionFailed("the connection was closed", endpoint=self.address, phase="send")
         found = self._methods.get((shape, name))
         if found is None:
             found = self._methods[shape, name] = getattr(self._channel, shape)(name)

@@ -473,6 +473,7 @@ def call_error(
             method=method,
             heard=heard,
             connected=connection.connected(),
+            max_event_bytes=attempt.endpoint.limits.max_event_bytes,
         )
     found.endpoint = found.endpoint or connection.address
     found.__cause__ = error.with_traceback(None)

@@ -87,6 +87,7 @@ def _check_process(endpoint: Endpoint) -> None:
     here = os.getpid()
     if not _used_in:
         _used_in.append(here)
+        bind_loop()
         grpc.aio.init_grpc_aio()  # once more than needed: else its thread would end and start with each last connection
     elif (
         _used_in[0] != here
