@@ -16,9 +16,19 @@ from spanwire.errors import (
 )
 
 
-def of(code: str, details: str = "", *, heard: bool = False, connected: bool = True, **metadata: str) -> Any:
+def of(
+    code: str,
+    details: str = "",
+    *,
+    heard: bool = False,
+    connected: bool = True,
+    most: int | None = None,
+    **metadata: str,
+) -> Any:
     named = {name.replace("_", "-"): value for name, value in metadata.items()}
-    return error_of(code, details, named, endpoint="h:1", method="/a/B", heard=heard, connected=connected)
+    return error_of(
+        code, details, named, endpoint="h:1", method="/a/B", heard=heard, connected=connected, max_event_bytes=most
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,8 +71,8 @@ def test_a_message_that_is_too_large_is_no_rate_limit() -> None:
     assert ours.phase == "send"
     # Before grpcio 1.65 without a side.
     before = "Received message larger than max (1001 vs. 1000)"
-    assert of("RESOURCE_EXHAUSTED", before, max_event_bytes=1000).phase == "read"
-    assert of("RESOURCE_EXHAUSTED", before, max_event_bytes=2000).phase == "send"
+    assert of("RESOURCE_EXHAUSTED", before, most=1000).phase == "read"
+    assert of("RESOURCE_EXHAUSTED", before, most=2000).phase == "send"
     assert of("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)").phase == "send"
 
 
