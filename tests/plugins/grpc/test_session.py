@@ -23,6 +23,7 @@ from tests.support import NEVER, run, wait_for
 
 _PATIENCE_S = 20.0
 METHOD = "/a.B/Talk"
+RELEASE = tuple(int(part) for part in grpc.__version__.split(".")[:2])
 
 Handler = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
 
@@ -323,6 +324,27 @@ def test_however_it_is_left_nothing_stays(way: str) -> None:
             await manager.aclose()
 
         run(main)
+        server.wait_for(lambda s: s.open_connections == 0)
+
+
+@pytest.mark.skipif(RELEASE < (1, 84), reason="the library keeps the connection to the end of the process")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_is_closed_under_it() -> None:
+    with serving(Script(hang_after="request")) as server:
+        manager = ConnectionManager()
+        session = manager.session(raw(server.url))
+
+        async def begin() -> None:
+            await session.__aenter__()
+            await session.send(b"a")
+            await wait_for(server, lambda s: s.requests)
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+        with contextlib.suppress(RuntimeError):
+            asyncio.run(manager.aclose())
+        server.wait_for(lambda s: s.requests[0].left)
         server.wait_for(lambda s: s.open_connections == 0)
 
 

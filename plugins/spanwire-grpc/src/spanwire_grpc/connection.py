@@ -112,6 +112,10 @@ class GRPCConnection:
 
     def _entered(self, exchange: GRPCExchange | GRPCSession, task: asyncio.Task[None]) -> None:
         self._exchanges.add(exchange)
+        self.watch(task)
+
+    def watch(self, task: asyncio.Task[None]) -> None:
+        """A task of one of the calls: the connection is not closed before it has ended, or its loop."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard, context=contextvars.Context())
 

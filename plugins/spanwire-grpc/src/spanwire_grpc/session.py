@@ -273,6 +273,7 @@ class GRPCSession(Inbox):
 
     async def _live(self) -> None:
         writer = self._connection.loop.create_task(self._write(), context=contextvars.Context())
+        self._connection.watch(writer)
         try:
             await self._receive()
         finally:
