@@ -121,6 +121,33 @@ def test_dynamo_streams_as_triton_does(dynamo: int) -> None:
     assert whole(dynamo).text.split() == WORDS
 
 
+@pytest.mark.parametrize(("server", "end"), [("mlserver", ""), ("dynamo", "stop")])
+def test_many_requests_on_one_stream(server: str, end: str, request: pytest.FixtureRequest) -> None:
+    port = request.getfixturevalue(server)
+
+    async def body() -> dict[str, str]:
+        texts: dict[str, str] = {}
+        stream = spanwire.Endpoint(f"grpc://127.0.0.1:{port}", dialect="oip-stream", proxy=None)
+        async with spanwire.ConnectionManager() as manager:
+            async with manager.session(stream, model="echo") as session:
+                for id_ in ("1", "2", "3"):
+                    prompt = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [PROMPT]}
+                    streaming = {"name": "streaming", "datatype": "BOOL", "shape": [1], "data": [True]}
+                    await session.send({"id": id_, "inputs": [prompt, streaming] if end else [prompt]})
+                await session.send_eof()
+                async for event in session:
+                    assert event.type == "response", event.data
+                    id_ = event.data["id"]
+                    texts[id_] = f"{texts.get(id_, '')} {event.text.strip()}".strip()
+            assert [turn.outcome for turn in session.turns] == ["completed"] * (3 if end else 1)
+        return texts
+
+    if end:
+        assert run(body) == dict.fromkeys(("1", "2", "3"), PROMPT)
+    else:  # MLServer gives all of them the first one's id
+        assert run(body) == {"1": " ".join([PROMPT] * 3)}
+
+
 @pytest.mark.parametrize("server", ["mlserver", "kserve", "dynamo"])
 def test_a_model_that_is_not_there(server: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(BadRequest) as caught:

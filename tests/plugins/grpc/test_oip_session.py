@@ -91,8 +91,8 @@ def test_mlserver_answers_with_other_messages_and_says_no_end() -> None:
                     await session.send_eof()
                     events = [event async for event in session]
                 assert "".join(event.text for event in events) == HELLO * 2
-                assert {event.data["id"] for event in events} == {"spanwire-1", "spanwire-2"}
-                assert [turn.outcome for turn in session.turns] == ["completed"] * 2
+                assert {event.data["id"] for event in events} == {"spanwire-1"}
+                assert [turn.outcome for turn in session.turns] == ["completed"]
 
         run(main)
 

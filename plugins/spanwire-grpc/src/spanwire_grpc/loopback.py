@@ -510,8 +510,13 @@ class Inference:
 
     async def stream(self, turn: Turn, requests: AsyncIterator[bytes]) -> None:
         """``ModelStreamInfer``: one request after the other, whose answers end as those of this server do."""
+        first: str | None = None
         async for raw in requests:  # it is open until the client has done with it
-            await self._answer(turn, oip.ModelInferRequest.FromString(raw))
+            request = oip.ModelInferRequest.FromString(raw)
+            first = request.id if first is None else first
+            if self._server == "mlserver":  # whose answers have this one's, all of them
+                request.id = first
+            await self._answer(turn, request)
             if turn.script.finish is None and not turn.script.done:  # truncated
                 return
 

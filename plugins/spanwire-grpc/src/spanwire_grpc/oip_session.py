@@ -2,7 +2,8 @@
 
 Which answer is whose is told by ``id``: a request without one gets one. From a request to the end of its answer is a turn.
 The end is told by ``triton_final_response`` (Triton, which is asked to say so), by the output ``finish_reason`` (Dynamo), and
-not at all by MLServer: there an answer ends with its last message, which is known when the session ends.
+not at all by MLServer, which moreover gives all its answers the ``id`` of the first request (measured, 1.7.1): there a session
+is one turn, from its first request to its last message.
 """
 
 from __future__ import annotations
@@ -210,6 +211,8 @@ class _Schema:
     def ended(self, at_ns: int, error: SpanwireError | None) -> None:
         open_: Sequence[_Asked] = [asked for waiting in self._asked.values() for asked in waiting]
         self._asked = {}
+        if self._server == "mlserver":  # what it answered to the others is in the first one's turn
+            open_ = [asked for asked in open_ if asked.turn.marks.last_byte_ns] or open_[:1]
         for asked in open_:
             turn = asked.turn
             last_ns = turn.marks.last_byte_ns
