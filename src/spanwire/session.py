@@ -125,13 +125,13 @@ class SessionRun(Run):
                 "you send in its schema, or leave the session",
                 endpoint=self.endpoint.address,
             )
+        self._said_all = True  # also where this is cancelled: nobody knows then
         try:
             await say()
         except SpanwireError:
             raise
         except Exception as cause:
             raise self._bug(cause) from cause
-        self._said_all = True
 
     def _take_others(self, items: Sequence[Item]) -> None:
         if not isinstance(items[0], SessionEvent):

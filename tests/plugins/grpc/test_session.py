@@ -153,6 +153,47 @@ def test_half_close_ends_what_is_sent_and_not_what_comes() -> None:
     run(main)
 
 
+def test_a_half_close_that_is_given_up_before_its_turn_can_be_said_again() -> None:
+    go_on = asyncio.Event()
+
+    async def late(requests: AsyncIterator[bytes], context: Any) -> None:
+        await go_on.wait()
+        await context.write(b"%d" % len([message async for message in requests]))
+
+    async def main() -> None:
+        async with handled(late) as url, ConnectionManager() as manager:
+            async with manager.session(raw(url, METHOD)) as session:
+                sending = [asyncio.ensure_future(session.send(bytes(1_000_000))) for _ in range(50)]
+                given_up = asyncio.ensure_future(session.send_eof())
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="send_eof"):
+                    await session.send(b"more")
+                given_up.cancel()
+                await asyncio.gather(given_up, return_exceptions=True)
+                go_on.set()
+                await session.send_eof()
+                await asyncio.gather(*sending)
+                assert [event.raw async for event in session] == [b"50"]
+
+    run(main)
+
+
+def test_a_server_that_has_ended_in_order_needs_no_half_close() -> None:
+    async def early(_requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.write(b"enough")
+
+    async def main() -> None:
+        async with handled(early) as url, ConnectionManager() as manager:
+            for _ in range(20):
+                async with manager.session(raw(url, METHOD)) as session:
+                    sending = [asyncio.ensure_future(session.send(bytes(1_000_000))) for _ in range(3)]
+                    await session.send_eof()
+                    assert [event.raw async for event in session] == [b"enough"]
+                    await asyncio.gather(*sending, return_exceptions=True)
+
+    run(main)
+
+
 def test_without_asyncio() -> None:
     with serving() as server, spanwire.SyncConnectionManager() as manager:
         with manager.session(raw(server.url)) as session:

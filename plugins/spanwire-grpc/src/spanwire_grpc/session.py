@@ -156,7 +156,7 @@ class GRPCSession(Inbox):
         self._go_on: asyncio.Future[None] | None = None
         #: Whoever waits until his message is sent, in order; None: there are no more.
         self._outgoing: dict[asyncio.Future[None], Outgoing | None] = {}
-        self._writing: asyncio.Future[None] | None = None
+        self._writing: tuple[asyncio.Future[None], Outgoing | None] | None = None
         self._idle: asyncio.Future[None] | None = None
         begin_ns = time.perf_counter_ns()
         attempt.marks.rtt_ns = connection.rtt_ns
@@ -245,8 +245,12 @@ class GRPCSession(Inbox):
                 while not self._outgoing:
                     self._idle = self._connection.loop.create_future()
                     await self._idle
-                done = self._writing = next(iter(self._outgoing))
+                done = next(iter(self._outgoing))
                 outgoing = self._outgoing.pop(done)
+                if done.cancelled():  # a moment ago: its sender has not heard of it yet
+                    self._closed_out = self._closed_out and outgoing is not None
+                    continue
+                self._writing = done, outgoing
                 if outgoing is None:
                     await call.done_writing()
                 else:
@@ -398,7 +402,7 @@ class GRPCSession(Inbox):
     def _fail_senders(self) -> None:
         waiting, self._outgoing = [*self._outgoing.items()], {}
         if self._writing is not None:
-            waiting.append((self._writing, Outgoing(b"")))
+            waiting.append(self._writing)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             for done, outgoing in waiting:
                 if done.done():
