@@ -128,6 +128,21 @@ def test_any_number_of_tasks_may_send() -> None:
     run(main)
 
 
+def test_a_message_whose_sender_is_cancelled_in_the_moment_before_its_turn_is_not_sent() -> None:
+    async def main() -> None:
+        async with handled(echo) as url, ConnectionManager() as manager, manager.session(raw(url, METHOD)) as session:
+            await session.send(b"a")
+            assert (await anext(session)).raw == b"a"
+            sending = asyncio.ensure_future(session.send(b"b"))
+            await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await session.send(b"c")
+            assert (await anext(session)).raw == b"c"
+
+    run(main)
+
+
 def test_half_close_ends_what_is_sent_and_not_what_comes() -> None:
     """As in speech recognition: the final results come after the last sound."""
 
@@ -238,6 +253,7 @@ def test_sessions_are_streams_of_one_connection_and_one_that_is_not_read_holds_u
                 assert exchange_of(held)._bytes < 1_100_001
                 sizes = [len((await anext(held)).raw) for _ in range(201)]
                 assert sizes == [100_000] * 200 + [5]
+                assert exchange_of(held)._bytes == 0
 
     run(main)
 

@@ -119,7 +119,6 @@ class GRPCSession(Inbox):
         "_head",
         "_idle",
         "_left",
-        "_limit",
         "_metadata",
         "_method",
         "_outgoing",
@@ -142,7 +141,6 @@ class GRPCSession(Inbox):
         self._dialect = dialect
         self._attempt = attempt
         self._metadata = metadata
-        self._limit = endpoint.limits.max_event_bytes
         self._buffer_bytes = buffer_bytes_of(endpoint)
         self._bytes = 0
         self._method = dialect.method(endpoint)
@@ -336,13 +334,6 @@ class GRPCSession(Inbox):
                 if not self.heard:
                     self.heard = True
                     self._head.headers = incoming(await call.initial_metadata())
-                if self._left:
-                    continue
-                if len(message) > self._limit:
-                    raise MessageTooBig(
-                        f"a message of the session has {len(message)} bytes, over the limit of {self._limit} "
-                        "(Limits.max_event_bytes)"
-                    )
                 self._items.append(self._schema.event(message, now_ns))
                 self._bytes += len(message)
                 self.wake()
@@ -391,7 +382,6 @@ class GRPCSession(Inbox):
             )
             self._close_turns(unfinished)
             self.end(error)
-            self._fail_senders()
 
     def _close_turns(self, error: SpanwireError | None) -> None:
         try:
