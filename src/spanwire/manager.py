@@ -310,8 +310,8 @@ class ConnectionManager:
                 async for event in session:
                     ...
 
-        It has a connection of its own, and a slot of ``Limits.max_concurrent`` while it lasts. Each of its turns is a call of
-        its own on spans, in metrics and for observers; the session itself is none.
+        It has a connection of its own (over gRPC a stream of one), and a slot of ``Limits.max_concurrent`` while it lasts.
+        Each of its turns is a call of its own on spans, in metrics and for observers; the session itself is none.
 
         Args:
             endpoint: where to; a URL is taken as ``Endpoint(url)``. Its ``dialect`` names the schema.
@@ -494,8 +494,8 @@ class ConnectionManager:
         if "session" not in spec.capabilities or dialect is None or "session" not in dialect.operations:
             named = "" if dialect is None else f" with dialect {dialect.name!r}"
             raise ConfigurationError(
-                f"transport {spec.name!r}{named} has no sessions; use a ws:// or wss:// URL, and a dialect of sessions "
-                "(`spanwire transports` lists them)",
+                f"transport {spec.name!r}{named} has no sessions; use a ws://, wss://, grpc:// or grpcs:// URL, and a dialect of "
+                "sessions (`spanwire transports` lists them)",
                 endpoint=endpoint.address,
             )
         key = ("session", dialect.name, self.registry.key_for(endpoint, spec))

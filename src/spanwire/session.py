@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from .transport import Garbage, Item, SessionExchange, Turn
 
 __all__ = ["Session", "SessionRun", "with_model"]
 
+_TOO_EARLY = "the session is still being opened: send once its `async with` block is entered"
 #: Turns whose timelines a session keeps.
 _TURNS_KEPT = 100
 
@@ -49,7 +50,7 @@ class _NoReply(ReplyBuilder):
 class SessionRun(Run):
     """The inner state behind a session's handle. All methods run on the loop of ``state``."""
 
-    __slots__ = ("_context", "_member", "_why", "turns")
+    __slots__ = ("_context", "_member", "_said_all", "_why", "turns")
 
     def __init__(
         self, state: Any, prepared: Prepared, endpoint: Endpoint, *, timeouts: Timeouts, retries: Retries
@@ -68,6 +69,7 @@ class SessionRun(Run):
         self._traced = True  # its turns are
         self._context: contextvars.Context | None = None
         self._member: Member | None = None
+        self._said_all = False
         self._why: Exception | None = None  # it ends
         self.turns: deque[Timeline] = deque(maxlen=_TURNS_KEPT)
 
@@ -98,10 +100,36 @@ class SessionRun(Run):
             )
             raise self._error or ended
         if exchange is None:
-            raise RuntimeError("the session is still being opened: send once its `async with` block is entered")
+            raise RuntimeError(_TOO_EARLY)
+        if self._said_all:
+            raise RuntimeError("send_eof() has told the server that nothing more comes: open another session to send")
         try:
             # open() has looked that it can: to ask for each message would take 50 us.
             await exchange.send(message)  # type: ignore[attr-defined]
+        except SpanwireError:
+            raise
+        except Exception as cause:
+            raise self._bug(cause) from cause
+
+    async def send_eof(self) -> None:
+        """See :meth:`Session.send_eof`."""
+        if self.ended:
+            if self._error is not None:
+                raise self._error
+            return
+        exchange = self.exchange
+        if exchange is None:
+            raise RuntimeError(_TOO_EARLY)
+        say: Callable[[], Awaitable[None]] | None = getattr(exchange, "send_eof", None)
+        if say is None:
+            raise ConfigurationError(
+                f"a session of transport {self._prepared.spec.name!r} ends for both sides at once: say the end of what "
+                "you send in its schema, or leave the session",
+                endpoint=self.endpoint.address,
+            )
+        self._said_all = True  # also where this is cancelled: nobody knows then
+        try:
+            await say()
         except SpanwireError:
             raise
         except Exception as cause:
@@ -239,6 +267,18 @@ class Session:
             ConfigurationError: the message cannot be written as JSON.
         """
         await self._entered().send(message)
+
+    async def send_eof(self) -> None:
+        """Say that nothing more will be sent, and go on reading until the server has ended the session.
+
+        Waits until what was sent before has left. A second call does nothing, nor does one when the server has ended the
+        session in order.
+
+        Raises:
+            ConfigurationError: the transport cannot say that, as WebSocket cannot.
+            SpanwireError: the session has broken.
+        """
+        await self._entered().send_eof()
 
     def __aiter__(self) -> AsyncIterator[SessionEvent]:
         return self

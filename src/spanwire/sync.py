@@ -481,6 +481,10 @@ class SyncSession:
         """
         self._thread.call(self._session.send, message)
 
+    def send_eof(self) -> None:
+        """Say that nothing more will be sent, and go on reading. See ``Session.send_eof``."""
+        self._thread.call(self._session.send_eof)
+
     def __iter__(self) -> Iterator[SessionEvent]:
         return self
 

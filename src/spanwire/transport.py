@@ -257,10 +257,12 @@ class Turn:
 
 @runtime_checkable
 class SessionExchange(Exchange, Protocol):
-    """A session on a connection of its own: what is read are :class:`~spanwire.calls.SessionEvent`.
+    """A session: what is read are :class:`~spanwire.calls.SessionEvent`.
 
-    A transport with the capability ``"session"`` gives one for a call of operation ``session``. The connection is not used
-    again after it. ``read`` ends when the server has closed the session in order.
+    A transport with the capability ``"session"`` gives one for a call of operation ``session``. It has a connection of its
+    own, which is not used again after it, or a stream of one (gRPC). ``read`` ends when the server has closed the session in
+    order. Where one side can end what it sends and go on reading, there is a method ``async send_eof()`` more; it waits until
+    what was sent before has left, and does nothing when the session has ended.
 
     Attributes:
         on_turn: set by the manager: to be called with each turn that has ended.

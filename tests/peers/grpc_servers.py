@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,7 @@ def dynamo() -> Iterator[int]:
     folder = HOME / "dynamo"
     for name, text in (("tokenizer", DYNAMO_TOKENIZER), ("echo", DYNAMO_ECHO)):
         (folder / f"{name}.py").write_text(text)
+    shutil.rmtree(folder / "kv", ignore_errors=True)  # where a worker that was killed is still registered
     env = {
         "DYN_FILE_KV": str(folder / "kv"),
         "DYN_DISCOVERY_BACKEND": "file",

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc.aio
+import pytest
+
+from tests.core.telemetry.heard import Heard
 
 grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    heard = Heard()
+    yield heard
+    heard.tracers.shutdown()
+    heard.meters.shutdown()

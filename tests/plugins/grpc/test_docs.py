@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from spanwire_grpc import register_dialects, register_transports
-from spanwire_grpc.oip import _SERVERS
+from spanwire_grpc.oip import SERVERS
 from spanwire_grpc.status import _KINDS
 from spanwire_grpc.vllm import MAX_NEW_TOKENS
 
@@ -22,7 +22,7 @@ def test_every_option(option: str) -> None:
 
 
 def test_every_dialect_and_every_server() -> None:
-    for name in (*(dialect.name for dialect in register_dialects()), *_SERVERS):
+    for name in (*(dialect.name for dialect in register_dialects()), *SERVERS):
         assert name in PAGE.lower()
     assert str(MAX_NEW_TOKENS) in PAGE
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from spanwire_grpc.loopback import PART
+from spanwire_grpc.metadata import incoming
 from spanwire_grpc.stubs import openai_json, vllm
 
 from spanwire.testing import LoopbackPart, LoopbackServer, Script
@@ -64,8 +65,8 @@ def test_metadata_of_both_kinds_and_a_status() -> None:
                 [message async for message in call]
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert caught.value.details() == "later"
-            assert dict(await call.initial_metadata())["x-a"] == "1"
-            assert dict(await call.trailing_metadata())["x-b"] == "2"
+            assert incoming(await call.initial_metadata())["x-a"] == "1"
+            assert incoming(await call.trailing_metadata())["x-b"] == "2"
 
         play(server, body)
         assert server.faults == []

@@ -16,9 +16,19 @@ from spanwire.errors import (
 )
 
 
-def of(code: str, details: str = "", *, heard: bool = False, connected: bool = True, **metadata: str) -> Any:
+def of(
+    code: str,
+    details: str = "",
+    *,
+    heard: bool = False,
+    connected: bool = True,
+    most: int | None = None,
+    **metadata: str,
+) -> Any:
     named = {name.replace("_", "-"): value for name, value in metadata.items()}
-    return error_of(code, details, named, endpoint="h:1", method="/a/B", heard=heard, connected=connected)
+    return error_of(
+        code, details, named, endpoint="h:1", method="/a/B", heard=heard, connected=connected, max_event_bytes=most
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,6 +69,10 @@ def test_a_message_that_is_too_large_is_no_rate_limit() -> None:
     ours = of("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5242885 vs. 4194304)")
     assert type(ours) is MessageTooBig
     assert ours.phase == "send"
+    # Before grpcio 1.65 without a side.
+    before = "Received message larger than max (1001 vs. 1000)"
+    assert of("RESOURCE_EXHAUSTED", before, most=1000).phase == "read"
+    assert of("RESOURCE_EXHAUSTED", before, most=2000).phase == "send"
     assert of("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 8)").phase == "send"
 
 
@@ -82,6 +96,7 @@ def test_a_broken_connection_is_no_overload() -> None:
         "Socket closed",
         "recvmsg:Connection reset by peer",
         "GOAWAY received; Error code: 11; too_many_pings",
+        "Too many pings",
     ):
         assert type(of("UNAVAILABLE", details)) is ConnectionFailed
     assert type(of("UNAVAILABLE", "busy", connected=False)) is ConnectionFailed
@@ -94,6 +109,9 @@ def test_what_is_no_grpc_server_is_told() -> None:
     error = connect_error(details, endpoint="h:1")
     assert "not a gRPC server" in str(error)
     assert not error.retryable
+    older = connect_error("last error: INTERNAL: Trying to connect an http1.x server", endpoint="h:1")
+    assert "not a gRPC server" in str(older)
+    assert not older.retryable
     proxied = of("UNAVAILABLE", "Received http2 header with status: 504")
     assert "HTTP status 504" in str(proxied)
 
@@ -109,6 +127,10 @@ def test_what_is_no_grpc_server_is_told() -> None:
         ),
         ("Ssl handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED", "tls", False),
         ("Hostname Verification Check failed: certificate", "tls", False),
+        ("last error: UNKNOWN: HTTP proxy returned response code 407", "proxy", False),
+        ("last error: UNKNOWN: HTTP proxy returned response code 403", "proxy", False),
+        ("last error: UNKNOWN: HTTP proxy returned response code 429", "proxy", True),
+        ("last error: UNKNOWN: HTTP proxy returned response code 502", "proxy", True),
         ("failed", "connect", True),
         ("", "connect", True),
     ],

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from spanwire_grpc import GRPCTransport, OpenAIJSON
 from spanwire_grpc.loopback import GRPCPart
+from spanwire_grpc.loops import bind_loop
 from spanwire_grpc.stubs import openai_json
 from spanwire_grpc.transport import _ready
 
@@ -174,6 +175,7 @@ def test_embeddings_have_a_status_of_their_own() -> None:
 
 def test_a_dialect_that_the_server_does_not_speak() -> None:
     async def body() -> None:
+        bind_loop()
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -355,6 +357,7 @@ def test_the_server_knows_the_deadline_of_the_call() -> None:
         yield openai_json.OpenAIStreamChunk(finished=True).SerializeToString()
 
     async def body() -> None:
+        bind_loop()
         server = grpc.aio.server()
         service, name = METHOD.split("/")
         methods = {name: grpc.unary_stream_rpc_method_handler(answer)}

@@ -26,6 +26,7 @@ from .channel import Settings
 from .codec import Codec, Rpc
 from .exchange import GRPCExchange
 from .metadata import Metadata, fixed, merged
+from .session import GRPCSession, SessionDialect
 
 __all__ = ["GRPCConnection"]
 
@@ -43,6 +44,8 @@ class GRPCConnection:
 
     Attributes:
         rtt_ns: the round trip to the peer, None if unknown.
+        max_request_bytes: the largest message that may be sent.
+        learned: what was asked of the server once, by what it depends on.
     """
 
     protocol = "grpc"
@@ -54,13 +57,14 @@ class GRPCConnection:
         self.capacity = settings.max_streams
         self.loop = asyncio.get_running_loop()
         self.heard_ns = 0  # something came on it, whichever call it was for
+        self.cancelled_ns = 0  # a call on it was cancelled that had not ended
         self._channel = channel
-        self._max_request_bytes = settings.max_request_bytes
-        self._exchanges: set[GRPCExchange] = set()
+        self.max_request_bytes = settings.max_request_bytes
+        self._exchanges: set[GRPCExchange | GRPCSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # of calls that have left, too: the library ends a moment later
         self._closing = False
         self._suspect = False
-        self._learned: dict[Hashable, Any] = {}
+        self.learned: dict[Hashable, Any] = {}
         self._fixed: dict[str, str] = {}
         self._fixed_for: tuple[object, object, object] | None = None
         self._methods: dict[tuple[str, str], Any] = {}
@@ -81,35 +85,46 @@ class GRPCConnection:
         """A call has waited in vain, and nothing came on the connection meanwhile: it may lead nowhere."""
         self._suspect = True
 
-    async def start(self, call: Call, attempt: Attempt) -> GRPCExchange:
+    async def start(self, call: Call, attempt: Attempt) -> GRPCExchange | GRPCSession:
         """Hand the call over; marks encode and send."""
         if not self.usable():
             raise ConnectionFailed("the connection takes no call", endpoint=self.address, phase="send")
         assert attempt.dialect is not None
-        codec: Codec = attempt.dialect.codec
         begin_ns = time.perf_counter_ns()
-        metadata = self._metadata(codec, attempt)
+        metadata = self._metadata(attempt.dialect.codec, attempt)
+        if call.operation == "session":
+            session = GRPCSession(self, attempt.dialect.codec, call, attempt, metadata)
+            self._entered(session, session.task)
+            return session
+        codec: Codec = attempt.dialect.codec
         exchange = GRPCExchange(self, codec, call, attempt, metadata)
         if codec.learn is None:
             exchange.begin(None, begin_ns)
         else:
             about = (codec, call.model, *map(attempt.endpoint.options.get, codec.learns_by))
-            if about in self._learned:
-                exchange.begin(self._learned[about], begin_ns)
+            if about in self.learned:
+                exchange.begin(self.learned[about], begin_ns)
             else:
                 exchange.begin_after(self._learn(about, codec, exchange, call, attempt))
-        self._exchanges.add(exchange)
         assert exchange.task is not None
-        self._tasks.add(exchange.task)
-        exchange.task.add_done_callback(self._tasks.discard, context=contextvars.Context())
+        self._entered(exchange, exchange.task)
         return exchange
+
+    def _entered(self, exchange: GRPCExchange | GRPCSession, task: asyncio.Task[None]) -> None:
+        self._exchanges.add(exchange)
+        self.watch(task)
+
+    def watch(self, task: asyncio.Task[None]) -> None:
+        """A task of one of the calls: the connection is not closed before it has ended, or its loop."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard, context=contextvars.Context())
 
     async def _learn(self, about: Hashable, codec: Codec, exchange: GRPCExchange, call: Call, attempt: Attempt) -> Any:
         assert codec.learn is not None
-        found = self._learned[about] = await codec.learn(exchange.ask, call, attempt.endpoint)
+        found = self.learned[about] = await codec.learn(exchange.ask, call, attempt.endpoint)
         return found
 
-    def _metadata(self, codec: Codec, attempt: Attempt) -> Metadata:
+    def _metadata(self, codec: Codec | SessionDialect, attempt: Attempt) -> Metadata:
         endpoint, key = attempt.endpoint, attempt.api_key
         made = self._fixed_for
         if made is None or made[0] is not endpoint or made[1] != key or made[2] is not codec:
@@ -120,9 +135,9 @@ class GRPCConnection:
     def call(self, rpc: Rpc, metadata: Metadata, timeout_s: float | None, requests: Any = None) -> Any:
         """Begin an RPC. ``requests``: for a method that takes many, what gives them."""
         size = len(rpc.request)
-        if size > self._max_request_bytes:
+        if size > self.max_request_bytes:
             raise MessageTooBig(
-                f"the request has {size} bytes, over the limit of {self._max_request_bytes} (option max_request_bytes)",
+                f"the request has {size} bytes, over the limit of {self.max_request_bytes} (option max_request_bytes)",
                 endpoint=self.address,
                 phase="send",
             )
@@ -133,12 +148,22 @@ class GRPCConnection:
             if rpc.kind == "stream"
             else "unary_unary"
         )
-        found = self._methods.get((shape, rpc.method))
-        if found is None:
-            found = self._methods[shape, rpc.method] = getattr(self._channel, shape)(rpc.method)
-        return found(rpc.request if requests is None else requests, timeout=timeout_s, metadata=metadata)
+        begin = self._method(shape, rpc.method)
+        return begin(rpc.request if requests is None else requests, timeout=timeout_s, metadata=metadata)
 
-    def left(self, exchange: GRPCExchange) -> None:
+    def both_ways(self, method: str, metadata: Metadata, timeout_s: float | None) -> Any:
+        """Begin an RPC to which messages are written, and from which they are read."""
+        return self._method("stream_stream", method)(timeout=timeout_s, metadata=metadata)
+
+    def _method(self, shape: str, name: str) -> Any:
+        if self._closing:
+            raise ConnectionFailed("the connection was closed", endpoint=self.address, phase="send")
+        found = self._methods.get((shape, name))
+        if found is None:
+            found = self._methods[shape, name] = getattr(self._channel, shape)(name)
+        return found
+
+    def left(self, exchange: GRPCExchange | GRPCSession) -> None:
         """The exchange has left."""
         self._exchanges.discard(exchange)
 
@@ -151,9 +176,10 @@ class GRPCConnection:
         await self._library_ends()
 
     async def _library_ends(self) -> None:
-        """Of a call that was cancelled the library keeps a task, until its core has heard of that: a moment."""
-        until_s = self.loop.time() + _LIBRARY_S
-        while self.loop.time() < until_s and any(map(_is_librarys, asyncio.all_tasks(self.loop))):  # noqa: ASYNC110 - it tells nobody
+        """Of a call that was cancelled the library keeps a task, until its core has heard of that: a moment. Such tasks do not
+        tell whose they are, so this waits for those of other connections too, as long as one of ours may be among them."""
+        until_ns = self.cancelled_ns + int(_LIBRARY_S * 1e9) if self.cancelled_ns else 0
+        while time.perf_counter_ns() < until_ns and any(map(_is_librarys, asyncio.all_tasks(self.loop))):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
 
     def abort(self) -> None:

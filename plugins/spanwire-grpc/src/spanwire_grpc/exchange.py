@@ -27,7 +27,7 @@ from .status import error_of
 if TYPE_CHECKING:
     from .connection import GRPCConnection
 
-__all__ = ["GRPCExchange"]
+__all__ = ["GRPCExchange", "call_error", "forget", "forget_reason"]
 
 #: How long the end of a call waits for its trailing metadata, in seconds: they nearly always come with the last message.
 _TRAILERS_S = 0.005
@@ -136,6 +136,11 @@ class GRPCExchange(Inbox):
         except SpanwireError as error:
             self._end(error)
             return
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            await asyncio.sleep(_CORE_S)
+            return
         await self._receive()
 
     async def ask(self, method: str, request: bytes) -> bytes:
@@ -179,8 +184,9 @@ class GRPCExchange(Inbox):
                 {"message": "a call's task failed", "exception": task.exception(), "task": task}
             )
         self._cancel()
+        forget_reason(task)
         if self._call is not None:
-            _forget(self._call)
+            forget(self._call)
             self._call = None
         self._release()
 
@@ -340,37 +346,18 @@ class GRPCExchange(Inbox):
         head = self._head
         head.headers, head.trailers = head.headers or headers, trailers
         self._status(code)
-        connection, deadline_ns = self._connection, self._attempt.deadline_ns
-        now_ns = time.perf_counter_ns()
-        if code == "DEADLINE_EXCEEDED" and deadline_ns is not None and now_ns >= deadline_ns:
-            total_s = self._attempt.timeouts.total_s
-            found: SpanwireError = CallTimeout(
-                f"the call did not end within {total_s} s (Timeouts.total_s)",
-                limit="total_s",
-                endpoint=connection.address,
-                phase="read" if self.heard else "wait",
-                retryable=False,
-            )
-        else:
-            found = self._codec.error(code, details) or error_of(
-                code,
-                details,
-                {**headers, **trailers},
-                endpoint=connection.address,
-                method=method,
-                heard=self.heard,
-                connected=connection.connected(),
-            )
+        connection = self._connection
+        found = call_error(
+            error, self._attempt, connection, method, heard=self.heard, meant=self._codec.error(code, details)
+        )
         if (
             self._rpc is not None
             and not isinstance(found, (ConnectionFailed, CallTimeout))
             and not self._marks.first_byte_ns
         ):
-            self._arrived(now_ns)  # it is the server that says so
+            self._arrived(time.perf_counter_ns())  # it is the server that says so
         elif isinstance(found, ConnectionFailed):
             connection.suspect()
-        found.endpoint = found.endpoint or connection.address
-        found.__cause__ = error.with_traceback(None)
         return found
 
     # --- leaving ----------------------------------------------------------------------------------------------------
@@ -415,7 +402,8 @@ class GRPCExchange(Inbox):
                 self._answered.set_result(None)
         if self._call is not None:
             with contextlib.suppress(RuntimeError):
-                self._call.cancel()
+                if self._call.cancel():
+                    self._connection.cancelled_ns = time.perf_counter_ns()
             if self._connection.loop.is_closed():
                 self._call = None
 
@@ -449,11 +437,60 @@ async def _held(request: bytes, answered: asyncio.Future[None]) -> AsyncIterator
     await answered
 
 
-def _forget(call: Any) -> None:
-    """A task that was cancelled keeps the frames in which that happened until it is asked for the reason. Those of the
-    library's tasks hold their call, which holds them, and the connection: until the garbage collector comes."""
+def call_error(
+    error: Any,
+    attempt: Attempt,
+    connection: GRPCConnection,
+    method: str,
+    *,
+    heard: bool,
+    meant: SpanwireError | None = None,
+    what: str = "call",
+) -> SpanwireError:
+    """What a status other than OK means.
+
+    Args:
+        error: the library's, which loses its traceback, and is the cause.
+        heard: a message had come.
+        meant: what the dialect says, if it does.
+    """
+    code, details = error.code().name, error.details() or ""
+    deadline_ns, found = attempt.deadline_ns, meant
+    if code == "DEADLINE_EXCEEDED" and deadline_ns is not None and time.perf_counter_ns() >= deadline_ns:
+        found = CallTimeout(
+            f"the {what} did not end within {attempt.timeouts.total_s} s (Timeouts.total_s)",
+            limit="total_s",
+            endpoint=connection.address,
+            phase="read" if heard else "wait",
+            retryable=False,
+        )
+    elif found is None:
+        found = error_of(
+            code,
+            details,
+            {**incoming(error.initial_metadata()), **incoming(error.trailing_metadata())},
+            endpoint=connection.address,
+            method=method,
+            heard=heard,
+            connected=connection.connected(),
+            max_event_bytes=attempt.endpoint.limits.max_event_bytes,
+        )
+    found.endpoint = found.endpoint or connection.address
+    found.__cause__ = error.with_traceback(None)
+    return found
+
+
+def forget_reason(task: asyncio.Task[Any]) -> None:
+    """A task that was cancelled keeps the frames in which that happened until it is asked for the reason."""
+    if task.cancelled():
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()
+
+
+def forget(call: Any) -> None:
+    """The frames of the library's tasks hold their call, which holds them, and the connection: until the garbage collector
+    comes."""
     for name in ("_preparation", "_invocation_task", "_initializer", "_async_request_poller"):
         task = getattr(call, name, None)
-        if isinstance(task, asyncio.Task) and task.cancelled():
-            with contextlib.suppress(asyncio.CancelledError):
-                task.exception()
+        if isinstance(task, asyncio.Task):
+            forget_reason(task)

@@ -6,6 +6,7 @@ What scripts say, on this wire:
 * a header ``grpc-status`` (with ``grpc-message``) ends the answer with this status, after its pieces;
 * ``status`` from 400 is an error object in ``openai-json``, where the call itself ends well, and the status that comes
   nearest in the other dialects;
+* a session's message (method :data:`ECHO`) is a request, and comes back, or ``writes`` do;
 * ``writes``, or ``body``, are the JSON chunks of ``openai-json``.
 
 ``Request.body`` is what was asked, as OpenAI's JSON has it, in every dialect.
@@ -30,12 +31,16 @@ from spanwire.testing.script import Script
 from . import loopback_json as js
 from . import tensors
 from .loopback_hop import Hop
+from .loops import bind_loop
 from .metadata import QUERY, incoming
 from .oip import SERVICE
 from .stubs import oip, vllm
 from .stubs import openai_json as openai
 
-__all__ = ["PART", "GRPCPart"]
+__all__ = ["ECHO", "PART", "GRPCPart"]
+
+#: The method for sessions of no schema.
+ECHO = "/spanwire.testing.Raw/Echo"
 
 #: Before a connection is cut after some pieces, in seconds: the library drops what it has received and not handed out when
 #: its connection breaks, so that what a client was sent and what it can know would differ from run to run.
@@ -74,9 +79,11 @@ class Turn:
         self.script = Script()
         self.report = js.Report(self.script, Request(method="", path="", query="", headers={}, raw=b"", connection=0))
         self._over = False
+        self._begun = False
 
     def arrived(self, raw: bytes, model: str | None) -> None:
-        """The request is here; finds its script."""
+        """The request is here, or the next one of the same call; finds its script."""
+        self._over = False
         headers = incoming(self.context.invocation_metadata())
         self.request = Request(
             method="POST",
@@ -105,6 +112,10 @@ class Turn:
             await asyncio.sleep(script.decode_s)
             self.request.decoded_ns = time.perf_counter_ns()
             await asyncio.sleep(script.end_s)
+        if self._begun:
+            self.book.wrote(self.request, headers=True)
+            return
+        self._begun = True
         plain = {name.lower(): value for name, value in script.headers.items()}
         first = {**self.report.headers(streamed=streamed)}
         first |= {n: v for n, v in plain.items() if not n.startswith((_TRAILER, "grpc-"))}
@@ -321,6 +332,22 @@ async def openai_embed(turn: Turn, requests: AsyncIterator[bytes]) -> bytes:
     return await turn.whole(make)
 
 
+# --- sessions -------------------------------------------------------------------------------------------------------------
+
+
+async def echo(turn: Turn, requests: AsyncIterator[bytes]) -> None:
+    """Messages of nobody's schema come back, one after the other; each is a request of the book. Of its script count the
+    times before the first piece, ``writes`` (instead of the echo), ``headers``, and what ends connections and calls."""
+    async for message in requests:
+        turn.arrived(message, None)
+        script = turn.script
+        await turn.begin(streamed=True)
+        given = [message] if script.writes is None else script.writes
+        wait_s = script.headers_s + script.prefill_s
+        events = (js.Event(script.write_gap_s if n else wait_s, bool(n), True, data) for n, data in enumerate(given))
+        await turn.play(events, _as_it_is, None)
+
+
 # --- text: the other two dialects ---------------------------------------------------------------------------------------
 
 
@@ -482,8 +509,18 @@ class Inference:
         return await turn.whole(make)
 
     async def stream(self, turn: Turn, requests: AsyncIterator[bytes]) -> None:
-        """``ModelStreamInfer``: one request, whose answer ends as that of this server does."""
-        request = oip.ModelInferRequest.FromString(await anext(requests))
+        """``ModelStreamInfer``: one request after the other, whose answers end as those of this server do."""
+        first: str | None = None
+        async for raw in requests:  # it is open until the client has done with it
+            request = oip.ModelInferRequest.FromString(raw)
+            first = request.id if first is None else first
+            if self._server == "mlserver":  # whose answers have this one's, all of them
+                request.id = first
+            await self._answer(turn, request)
+            if turn.script.finish is None and not turn.script.done:  # truncated
+                return
+
+    async def _answer(self, turn: Turn, request: Any) -> None:
         texts = self._arrived(turn, request)
         if self._server == "kserve":
             await turn.context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
@@ -503,10 +540,6 @@ class Inference:
             js.Event(t.wait_s, t.paced, bool(t.text), self._piece(request, t, new)) for t, new in _counted(pieces)
         )
         await turn.play(events, _as_it_is, None)
-        truncated = turn.script.finish is None and not turn.script.done
-        if self._server in {"triton", "dynamo"} and not truncated:  # it is open until the client has done with it
-            async for _ in requests:
-                pass
 
     def _arrived(self, turn: Turn, request: Any) -> list[str]:
         inputs = tensors.outputs(_AsResponse(request))
@@ -643,6 +676,7 @@ class GRPCPart:
     ) -> _Listener:
         """Listen."""
         _hear_no_others(asyncio.get_running_loop())
+        bind_loop()
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_request_bytes or -1),
@@ -658,6 +692,7 @@ class GRPCPart:
         service.add("/sglang.runtime.v1.SglangService/OpenAIEmbed", "unary_unary", openai_embed)
         service.add("/vllm.Inference/Generate", "unary_unary", vllm_generate)
         service.add("/vllm.Inference/GenerateStream", "unary_stream", vllm_stream)
+        service.add(ECHO, "stream_stream", echo)
         inference = Inference(self._oip, self._chat_template)
         service.add(SERVICE + "ServerMetadata", "unary_unary", inference.server_metadata)
         service.add(SERVICE + "ModelMetadata", "unary_unary", inference.model_metadata)

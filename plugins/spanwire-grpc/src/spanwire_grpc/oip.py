@@ -33,16 +33,16 @@ from .stubs import oip
 from .template import OPTIONS as TEMPLATE_OPTIONS
 from .template import SAYS, prompt_of
 
-__all__ = ["OPTIONS", "OpenInference"]
+__all__ = ["ABOUT", "OPTIONS", "SERVERS", "SERVICE", "OpenInference", "parse", "server_of"]
 
 #: Names in ``Endpoint.options``, besides those of the template. ``oip_server``: ``"triton"``, ``"mlserver"``, ``"kserve"``
 #: or ``"dynamo"``, where its metadata do not tell. ``text_input``, ``text_output``: names of the model's tensors;
 #: ``embedding_output``: that of the vectors. Left out: ``text_input``, and what the answer has.
 OPTIONS = TEMPLATE_OPTIONS | {"embedding_output", "oip_server", "text_input", "text_output"}
 SERVICE = "/inference.GRPCInferenceService/"
-_SERVERS = ("triton", "mlserver", "kserve", "dynamo")
+SERVERS = ("triton", "mlserver", "kserve", "dynamo")
 #: Outputs that tell of an answer, and are none.
-_ABOUT = frozenset({"finish_reason", "num_input_tokens", "num_output_tokens", "cumulative_logprob", "logprobs"})
+ABOUT = frozenset({"finish_reason", "num_input_tokens", "num_output_tokens", "cumulative_logprob", "logprobs"})
 #: Inputs of Triton's vLLM backend that make it tell more.
 _TELL = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output")
 _FLOATS = frozenset({"FP16", "FP32", "FP64"})
@@ -66,14 +66,14 @@ class OpenInference:
         """Two questions. Raises what the server answers, such as that it does not know the model."""
         server = endpoint.options.get("oip_server")
         if server is None:
-            server = await _server(ask)
+            server = await server_of(ask)
         try:
             raw = await ask(SERVICE + "ModelMetadata", oip.ModelMetadataRequest(name=call.model).SerializeToString())
         except ServerError as error:
             if error.code != "UNIMPLEMENTED":
                 raise
             return _Learned(server, frozenset(), None)
-        model = _parse(oip.ModelMetadataResponse, raw)
+        model = parse(oip.ModelMetadataResponse, raw)
         if model.platform == "dynamo" and "oip_server" not in endpoint.options:
             server = "dynamo"
         template = model.parameters["chat_template"].string_param if "chat_template" in model.parameters else ""
@@ -147,19 +147,20 @@ def _kind(server: str, *, streamed: bool) -> Kind:
     return "held" if server == "dynamo" else "bidi"
 
 
-async def _server(ask: Ask) -> str:
+async def server_of(ask: Ask) -> str:
+    """Which of :data:`SERVERS` it is, by its metadata. Raises ConfigurationError for one that is none of them."""
     try:
         raw = await ask(SERVICE + "ServerMetadata", oip.ServerMetadataRequest().SerializeToString())
     except ServerError as error:
         if error.code == "UNIMPLEMENTED":
             return "dynamo"
         raise
-    name = str(_parse(oip.ServerMetadataResponse, raw).name).lower()
-    found = next((server for server in _SERVERS if server in name), None)
+    name = str(parse(oip.ServerMetadataResponse, raw).name).lower()
+    found = next((server for server in SERVERS if server in name), None)
     if found is None:
         raise ConfigurationError(
             f"the server calls itself {name!r:.60}, and it is not known how it streams: give options={{'oip_server': ...}}, "
-            f"one of {', '.join(_SERVERS)}"
+            f"one of {', '.join(SERVERS)}"
         )
     return found
 
@@ -207,7 +208,8 @@ def _json(value: Any, endpoint: Endpoint) -> str:
 # --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def _parse(kind: Any, raw: bytes) -> Any:
+def parse(kind: Any, raw: bytes) -> Any:
+    """A message of the answer. Raises ProtocolError."""
     try:
         return kind.FromString(raw)
     except Exception as error:
@@ -242,12 +244,12 @@ class _Text(_Answer):
 
     def message(self, data: bytes) -> Chunk | None:
         if self._kind == "held":
-            wrapped = _parse(oip.ModelStreamInferResponse, data)
+            wrapped = parse(oip.ModelStreamInferResponse, data)
             if wrapped.error_message:
                 raise ServerError(wrapped.error_message)
             response = wrapped.infer_response
         else:
-            response = _parse(oip.ModelInferResponse, data)
+            response = parse(oip.ModelInferResponse, data)
         self._see(response)
         self._messages += 1
         found = tensors.outputs(response)
@@ -271,7 +273,7 @@ class _Text(_Answer):
         elif "text_output" in found:
             return found["text_output"]
         else:
-            names = [o.name for o in found.values() if o.datatype in ("BYTES", "STRING") and o.name not in _ABOUT]
+            names = [o.name for o in found.values() if o.datatype in ("BYTES", "STRING") and o.name not in ABOUT]
             if len(names) == 1:
                 return found[names[0]]
             if not found or (self.done and self._kind == "held" and not names):
@@ -319,7 +321,7 @@ class _Vectors(_Answer):
         self._output = output
 
     def message(self, data: bytes) -> Embeddings:
-        response = _parse(oip.ModelInferResponse, data)
+        response = parse(oip.ModelInferResponse, data)
         self._see(response)
         found = tensors.outputs(response)
         names = [o.name for o in found.values() if o.datatype in _FLOATS]

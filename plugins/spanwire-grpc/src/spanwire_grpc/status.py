@@ -39,18 +39,21 @@ _KINDS: Mapping[str, tuple[type[ServerError], bool]] = {
     "RESOURCE_EXHAUSTED": (RateLimited, True),
 }
 _TOO_LARGE = re.compile(r"larger than max", re.IGNORECASE)
+_LIMIT = re.compile(r"vs\. (\d+)\)")
 _SLOW_READER = re.compile(r"not consuming", re.IGNORECASE)
 #: What the library itself says where a connection could not be made, or broke. Servers say other things.
 _BROKEN = re.compile(
     r"failed to connect|connections? to all backends failing|socket closed|connection (reset|closed|refused)|recvmsg|sendmsg"
-    r"|broken pipe|goaway|transport closed|endpoint closing|endpoint read failed|stream removed|keepalive|ping timeout"
+    r"|broken pipe|goaway|transport closed|endpoint closing|endpoint read failed|stream removed|keepalive|ping timeout|too.many.pings"
     r"|cancelling all calls|failed parsing http/2|dns resolution failed|handshake|http2 header with status|eof\b",
     re.IGNORECASE,
 )
 #: What it says where a request could not be written on a connection that was lost, with the status INTERNAL.
 _LOST = re.compile(r"^internal error from core$", re.IGNORECASE)
-_NOT_GRPC = re.compile(r"failed parsing http/2|expected settings frame", re.IGNORECASE)
+_NOT_GRPC = re.compile(r"failed parsing http/2|expected settings frame|connect an http1", re.IGNORECASE)
 _HTTP_STATUS = re.compile(r"http2 header with status: (\d{3})")
+_PROXY_STATUS = re.compile(r"proxy returned response code (\d{3})", re.IGNORECASE)
+_CLOSED = re.compile(r"socket closed|connection reset|eof\b", re.IGNORECASE)
 _CERTIFICATE = re.compile(r"certificate|hostname", re.IGNORECASE)
 #: Where in a connect it happened, by the library's words; the first that fits.
 _PHASES = (
@@ -70,6 +73,7 @@ def error_of(
     method: str,
     heard: bool,
     connected: bool,
+    max_event_bytes: int | None = None,
 ) -> SpanwireError:
     """The error of a call that ended with this status.
 
@@ -78,13 +82,19 @@ def error_of(
         metadata: initial and trailing ones, names in lower case.
         heard: a message of the answer had come.
         connected: the connection is still there.
+        max_event_bytes: this side's limit on messages.
     """
     words = details or f"the server ended the call with {code}"
     if (code == "UNAVAILABLE" and (not connected or _BROKEN.search(details))) or _LOST.search(details):
         return _broken(words, endpoint=endpoint, heard=heard)
     if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE.search(details):
-        # Received by the server is what we have sent; the library's own words begin with the side.
-        phase = "read" if "CLIENT: Received" in details else "send"
+        # Received by the server is what we have sent. The library's own words begin with the side since 1.65; before, only
+        # the limit tells, since both sides say the same.
+        limit = _LIMIT.search(details)
+        ours = "CLIENT: Received" in details or (
+            details.startswith("Received") and limit is not None and int(limit[1]) == max_event_bytes
+        )
+        phase = "read" if ours else "send"
         side = "Limits.max_event_bytes" if phase == "read" else "the server's limit"
         return MessageTooBig(f"{words} ({side})", endpoint=endpoint, phase=phase)
     kind, retryable = _KINDS.get(code, (ServerError, False))
@@ -116,8 +126,8 @@ def _broken(words: str, *, endpoint: str, heard: bool) -> ConnectionFailed:
     return ConnectionFailed(words, endpoint=endpoint, phase="read" if heard else "wait", retryable=retryable)
 
 
-def connect_error(details: str, *, endpoint: str) -> ConnectionFailed:
-    """Why no connection could be made."""
+def connect_error(details: str, *, endpoint: str, secure: bool = False) -> ConnectionFailed:
+    """Why no connection could be made. ``secure``: with TLS, whose alerts the library keeps to itself."""
     words = details or "no connection could be made"
     if _NOT_GRPC.search(details):
         return ConnectionFailed(
@@ -125,6 +135,15 @@ def connect_error(details: str, *, endpoint: str) -> ConnectionFailed:
         )
     phase = next((name for pattern, name in _PHASES if pattern.search(details)), "connect")
     never = phase == "tls" and _CERTIFICATE.search(details) is not None
+    refused = _PROXY_STATUS.search(details)
+    if (
+        refused is not None and refused[1].startswith("4") and refused[1] not in ("408", "429")
+    ):  # another try would be answered in the same way
+        never = True
+        if refused[1] == "407":
+            words = f"the proxy wants a user and a password, or other ones: Endpoint(proxy='http://user:password@...') ({words})"
+    elif secure and phase == "connect" and _CLOSED.search(details):
+        words = f"the server ended the TLS handshake; it may want a client certificate, TLS(cert=...), or another one ({words})"
     return ConnectionFailed(words, endpoint=endpoint, phase=phase, retryable=not never)
 
 

@@ -14,7 +14,20 @@ from spanwire.errors import ProtocolError
 
 from .stubs import oip
 
-__all__ = ["boolean", "floats", "integer", "outputs", "rows", "text", "texts", "whole_number"]
+__all__ = [
+    "DATATYPES",
+    "Output",
+    "boolean",
+    "fill",
+    "floats",
+    "integer",
+    "outputs",
+    "packed",
+    "rows",
+    "text",
+    "texts",
+    "whole_number",
+]
 
 #: Field of ``InferTensorContents``, and the format of one raw element, by datatype. FP16 has no field: it is always raw.
 _KINDS = {
@@ -31,6 +44,8 @@ _KINDS = {
     "FP32": ("fp32_contents", "f"),
     "FP64": ("fp64_contents", "d"),
 }
+#: What an input may be.
+DATATYPES = frozenset({*_KINDS, "BYTES"})
 
 
 class Output:
@@ -61,6 +76,20 @@ def integer(name: str, value: int) -> Any:
     """An input of one whole number of 32 bits."""
     contents = oip.InferTensorContents(int_contents=[value])
     return oip.InferTensor(name=name, datatype="INT32", shape=[1], contents=contents)
+
+
+def fill(tensor: Any, values: Sequence[Any]) -> None:
+    """Put elements into an input's ``contents``; not for FP16. Raises TypeError, ValueError."""
+    field = "bytes_contents" if tensor.datatype == "BYTES" else _KINDS[tensor.datatype][0]
+    tensor.contents.SetInParent()
+    getattr(tensor.contents, field).extend(values)
+
+
+def packed(datatype: str, values: Sequence[Any]) -> bytes:
+    """Elements as ``raw_input_contents`` have them. Raises struct.error, OverflowError."""
+    if datatype == "BYTES":
+        return b"".join(len(value).to_bytes(4, "little") + value for value in values)
+    return struct.pack(f"<{len(values)}{_KINDS[datatype][1]}", *values)
 
 
 def outputs(response: Any) -> dict[str, Output]:

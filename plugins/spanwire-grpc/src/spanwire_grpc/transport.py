@@ -18,7 +18,9 @@ from spanwire.transport import Attempt
 
 from .channel import Settings, key_of, open_channel, settings_of
 from .connection import GRPCConnection, close_now
+from .loops import bind_loop
 from .roundtrip import open_sockets, rtt_of_new_ns
+from .session import buffer_bytes_of
 from .status import connect_error
 
 __all__ = ["GRPCTransport"]
@@ -45,12 +47,16 @@ class GRPCTransport:
     def key(self, endpoint: Endpoint) -> Hashable:
         """Credentials are sent with each call, so endpoints that differ in them share connections."""
         settings = _settings(endpoint)
+        buffer_bytes_of(endpoint)
         return endpoint.connection_key(), settings, key_of(settings.tls)
 
     async def connect(self, endpoint: Endpoint, attempt: Attempt) -> GRPCConnection:
         """DNS, TCP, TLS and HTTP/2's settings: the library does them in one, so they are one part."""
         _check_process(endpoint)
+        bind_loop()
         settings = _settings(endpoint)
+        if attempt.dialect is not None and "session" in attempt.dialect.operations:
+            attempt.dialect.codec.method(endpoint)  # before anything is dialled for it
         marks = attempt.marks
         # Of a proxy, or of one of several servers, it would be somebody else's.
         direct = endpoint.uds is None and route_of(endpoint).proxy is None and "target" not in endpoint.options
@@ -81,6 +87,7 @@ def _check_process(endpoint: Endpoint) -> None:
     here = os.getpid()
     if not _used_in:
         _used_in.append(here)
+        bind_loop()
         grpc.aio.init_grpc_aio()  # once more than needed: else its thread would end and start with each last connection
     elif (
         _used_in[0] != here
@@ -114,7 +121,7 @@ async def _why(channel: Any, endpoint: Endpoint) -> SpanwireError | None:
     except grpc.aio.AioRpcError as error:
         if channel.get_state() is _State.READY:
             return None
-        found = connect_error(error.details() or "", endpoint=endpoint.address)
+        found = connect_error(error.details() or "", endpoint=endpoint.address, secure=endpoint.secure)
         found.__cause__ = error.with_traceback(None)  # whose frames would keep the channel open
         return found
     return None
