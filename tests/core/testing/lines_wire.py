@@ -316,9 +316,13 @@ class _Listener:
             client.drop(reset=reset)
 
     async def aclose(self) -> None:
-        self.server.close()
-        for _ in range(5):  # what the loop has accepted just now becomes a client, and is closed too
+        loop = asyncio.get_running_loop()
+        for listening in self.server.sockets:
+            loop.remove_reader(listening.fileno())
+        # What was accepted just now becomes a client first: Python 3.11 loses its socket if the server is closed by then.
+        for _ in range(5):
             await asyncio.sleep(0)
+        self.server.close()
         tasks = list(self.clients.values())
         self.disconnect(reset=False)
         await asyncio.gather(*tasks)
