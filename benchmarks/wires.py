@@ -170,6 +170,8 @@ def _wires() -> list[str]:
     """Parts of the loopback server that are installed, and can be loaded."""
     found = []
     for point in sorted(entry_points(group="spanwire.loopback"), key=lambda point: point.name):
+        if point.name == "webhook":  # answers later
+            continue
         try:
             point.load()
         except ImportError:

@@ -68,6 +68,16 @@ def _is_between_frames(wire: ClientProtocol) -> bool:
     return getattr(at, "gi_code", None) is _WAITS_FOR_A_FRAME
 
 
+def _begins_plain(data: bytes, largest: int) -> bool:
+    """It is the beginning of a message that :meth:`WebSocket._take_plain` will take, whose rest has not come.
+
+    Kept back from the library's parser, which else had to take everything that the next read brings.
+    """
+    if data[0] != _WHOLE_TEXT or len(data) < 2 or data[1] < 126:
+        return data[0] == _WHOLE_TEXT and (len(data) < 2 or data[1] <= largest)
+    return data[1] == 126 and (len(data) < 4 or 126 <= data[2] << 8 | data[3] <= largest)
+
+
 quiet_logger = _Quiet(logging.getLogger("spanwire.websocket"), {})
 
 
@@ -149,6 +159,7 @@ class WebSocket(asyncio.Protocol):
         "_pongs",
         "_round_trip",
         "_sink",
+        "_tail",
         "_timer",
         "_transport",
         "_unanswered_ns",
@@ -195,6 +206,7 @@ class WebSocket(asyncio.Protocol):
         self.paused = False
         self.quiet: list[tuple[bytes | bytearray, bool]] = []
         self._plain = False  # messages come as they are, and may be taken without the library's parser
+        self._tail = b""  # the beginning of a plain message
         self._between = False  # the library's parser has nothing of a message whose rest is still to come
         self._largest = max_size or 1 << 62
 
@@ -359,14 +371,17 @@ class WebSocket(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.arrival_ns = time.perf_counter_ns()
         wire, sink = self._wire, self._sink
+        if self._tail:
+            data, self._tail = self._tail + data, b""
         if sink is not None and self._plain and self._between:
             taken = self._take_plain(data, sink)
-            if taken == len(data):
+            if taken:
+                data = data[taken:]
+            if not data or (self._plain and self._sink is sink and _begins_plain(data, self._largest)):
+                self._tail = data
                 if self._sink is sink:
                     sink.on_batch()
                 return
-            if taken:
-                data = data[taken:]
         wire.receive_data(data)
         if wire.writes:
             self._flush()
