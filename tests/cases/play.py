@@ -197,7 +197,7 @@ def nothing_left(*servers: LoopbackServer) -> Iterator[None]:
         deadline = time.monotonic() + 5
         while asyncio.all_tasks(loop) and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert not asyncio.all_tasks(loop)
+        assert not (tasks := asyncio.all_tasks(loop)), tasks
     finally:
         loop.set_exception_handler(None)
         logging.getLogger().removeHandler(heard)

@@ -20,6 +20,7 @@ from spanwire.testing import LoopbackServer, Script, ScriptedTool
 def server() -> Iterator[LoopbackServer]:
     with LoopbackServer(part="webhook") as running:
         yield running
+    spanwire.default_sync_manager().close()  # with its stores, which are watched, and receivers
     assert running.faults == []
 
 

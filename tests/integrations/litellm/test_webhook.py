@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import spanwire
 from spanwire.testing import LoopbackServer, Script
 from tests.integrations.litellm.support import WAYS, ask, ours, to
 
@@ -18,6 +19,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 def server() -> Iterator[LoopbackServer]:
     with LoopbackServer(part="webhook") as running:
         yield running
+    spanwire.default_sync_manager().close()  # with its stores, which are watched, and receivers
     assert running.faults == []
 
 

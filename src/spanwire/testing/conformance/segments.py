@@ -77,7 +77,9 @@ class Segments(Kit):
                     assert names, "the connect has marked nothing"
                     known = HANDSHAKE_PARTS | {"admission"}  # on a busy machine a handshake waits for its server
                     assert set(names) <= known, f"unknown parts: {set(names) - known}"
-                    if self.can("connections"):  # else it may end before the server has taken it, and not be closed there
+                    if self.can(
+                        "connections"
+                    ):  # else it may end before the server has taken it, and not be closed there
                         await scene.wait_for(lambda s: s.connections)
 
             scene.run(body)
