@@ -110,5 +110,5 @@ sync-bench:
 
 # An environment of its own: only what the demo needs, and the one for development keeps what it has.
 sync-demo:
-	@[ -x .tools/demo/bin/spanwire ] || echo "Installing spanwire[cli] into .tools/demo (once)" >&2
-	@UV_PROJECT_ENVIRONMENT=.tools/demo $(UV) sync --quiet --locked --no-dev --extra cli
+	@[ -x .tools/demo/bin/spanwire ] || echo "Installing spanwire[cli,websocket,grpc,webhook] into .tools/demo (once)" >&2
+	@UV_PROJECT_ENVIRONMENT=.tools/demo $(UV) sync --quiet --locked --no-dev --extra cli --extra websocket --extra grpc --extra webhook

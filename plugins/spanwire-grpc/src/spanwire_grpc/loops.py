@@ -1,7 +1,9 @@
 """The library on a loop: one queue of events serves all loops of a process, and a socket tells all of them of each event.
 
-Before grpcio 1.80 a loop that comes too late for one raises BlockingIOError in its reader, which asyncio logs as a failed
-callback. Nothing is lost by that, since another loop has the event; so here it goes no further.
+Two things go wrong with that in its reader, on whichever loop comes first. An event of a loop that was closed under its
+call raises RuntimeError, and those behind it are left in the queue, so that calls of living loops never end: the reader is
+asked again, until the queue is empty. And before grpcio 1.80 a loop that comes too late for an event raises
+BlockingIOError, which asyncio logs as a failed callback; nothing is lost by that, so here it goes no further.
 """
 
 from __future__ import annotations
@@ -17,12 +19,8 @@ import grpc
 __all__ = ["bind_loop"]
 
 _bound: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-#: First release that takes it by itself (measured).
-_FIXED = (1, 80)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in grpc.__version__.split(".")[:2] if part.isdigit())
+#: More events of closed loops than lie in the queue at once: a bound, should the reader raise for another reason.
+_MOST = 1000
 
 
 def bind_loop() -> None:
@@ -35,14 +33,21 @@ def bind_loop() -> None:
 
     def forgiving(fd: Any, callback: Callable[..., Any], *args: Any) -> Any:
         def read() -> None:
-            with contextlib.suppress(BlockingIOError):
-                callback(*args)
+            for _ in range(_MOST):
+                try:
+                    callback(*args)
+                except BlockingIOError:
+                    return
+                except RuntimeError as error:
+                    if "closed" not in str(error):
+                        raise
+                else:
+                    return
 
         return add_reader(fd, read)
 
     with contextlib.suppress(AttributeError):  # a loop that is written in C takes no attribute
-        if _version() < _FIXED:
-            loop.add_reader = forgiving  # type: ignore[method-assign, assignment]
+        loop.add_reader = forgiving  # type: ignore[method-assign, assignment]
     try:
         grpc.aio.init_grpc_aio()
     finally:

@@ -198,6 +198,8 @@ class Scene:
             async with asyncio.timeout(patience_s):
                 result = await body()
             others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others and not manager_stays:  # a library's own, of a call that was cancelled, may need a moment
+                _, others = await asyncio.wait(others, timeout=SOON_S)
             assert manager_stays or not others, f"tasks that were left: {others}"
             return result
 
