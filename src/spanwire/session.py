@@ -61,8 +61,7 @@ class SessionRun(Run):
             endpoint,
             Call("session", endpoint.query.get("model", ""), {}),
             streamed=True,
-            # A session may be silent for as long as its owner likes.
-            timeouts=msgspec.structs.replace(timeouts, first_content_s=None, idle_s=None),
+            timeouts=timeouts,
             retries=retries,
             headers={},
         )
@@ -134,6 +133,11 @@ class SessionRun(Run):
             raise
         except Exception as cause:
             raise self._bug(cause) from cause
+
+    def _deadline(self, record: AttemptRecord) -> tuple[int, str] | None:
+        """A session may be silent for as long as its owner likes: ``first_content_s`` bounds its wait for room, and no more."""
+        total_s = self._timeouts.total_s
+        return None if total_s is None else (self._record.begin_ns + int(total_s * 1e9), "total_s")
 
     def _take_others(self, items: Sequence[Item]) -> None:
         if not isinstance(items[0], SessionEvent):

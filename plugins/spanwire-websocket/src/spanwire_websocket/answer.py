@@ -10,7 +10,7 @@ import msgspec
 
 from spanwire.calls import Chunk, ReplyBuilder
 from spanwire.errors import MessageTooBig, ProtocolError, ServerError, SpanwireError
-from spanwire.transport import Attempt, Head, Inbox
+from spanwire.transport import Attempt, Head, Inbox, Item
 from spanwire.wire.openai_responses import ResponsesDecoder
 
 from .conversation import Conversation, Outgoing, conversation_after
@@ -68,6 +68,7 @@ class ResponsesExchange(Inbox):
         "_decoder",
         "_done",
         "_head",
+        "_last_item",
         "_marks",
         "_outgoing",
         "_parent",
@@ -88,6 +89,7 @@ class ResponsesExchange(Inbox):
     ) -> None:
         super().__init__(high=1 << 62)
         self._count_at = _COUNT_FROM
+        self._last_item: Item | None = None  # whose arrival is on the marks
         self._connection = connection
         self._socket: WebSocket = connection.socket
         self._outgoing = call
@@ -170,7 +172,11 @@ class ResponsesExchange(Inbox):
     def on_batch(self) -> None:
         if not self._done:
             now_ns = self._marks.last_byte_ns = self._socket.arrival_ns
-            if self._items:
+            items = self._items
+            if (
+                items and items[-1] is not self._last_item
+            ):  # else a part of a message came, and the consumer has not read
+                self._last_item = items[-1]
                 self._marks.last_chunk_ns = now_ns
         self.wake()
         if len(self._items) >= self._count_at:
