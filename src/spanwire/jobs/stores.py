@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ..errors import ConfigurationError
 from .contract import Store
 
-__all__ = ["default_store_url", "open_store"]
+__all__ = ["default_store_url", "file_of", "open_store"]
 
 
 def default_store_url() -> str:
@@ -52,3 +52,10 @@ def open_store(url: str) -> Store:
     if not keep_s > 0:
         raise ConfigurationError(f"keep_s={keep!r:.40} must be a number of seconds, more than 0")
     return SQLiteStore(unquote(parts.path[1:]) or None, keep_s=keep_s)
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a store's URL, None if it is no file's. Looks at nothing."""
+    parts = urlsplit(url)
+    path = unquote(parts.path[1:])
+    return Path(path) if parts.scheme == "sqlite" and not parts.netloc and path else None

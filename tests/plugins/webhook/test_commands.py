@@ -26,6 +26,7 @@ from spanwire.cli.app import app
 from spanwire.jobs.contract import JobRow
 from spanwire.jobs.ids import new_id
 from spanwire.jobs.sqlite import SQLiteStore
+from spanwire.jobs.stores import open_store
 
 from .fakes import SECRET, codecs, said, signed_now
 
@@ -123,9 +124,14 @@ def test_check(store: SQLiteStore) -> None:
 
 
 def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path) -> None:
+    path = tmp_path / "spanwire" / "jobs.db"
+    missing = run("jobs", "list", XDG_STATE_HOME=str(tmp_path), SPANWIRE_STORE="")
+    assert missing.exit_code == 1
+    assert str(path) in missing.output
+    assert not path.exists()  # a name that was mistyped makes none
+    open_store(f"sqlite:///{path}").close()
     listed = run("jobs", "list", XDG_STATE_HOME=str(tmp_path), SPANWIRE_STORE="")
     assert (listed.exit_code, listed.stdout) == (0, "")
-    assert (tmp_path / "spanwire" / "jobs.db").exists()
 
 
 def test_a_store_that_is_none_is_one_line() -> None:

@@ -75,25 +75,6 @@ def test_a_wildcard_is_of_names_and_of_no_address() -> None:
         ResultHosts("https://h", ["https://*.0.0.1"]).check("https://127.0.0.1/")
 
 
-def test_the_key_goes_to_the_endpoints_own_origin_alone() -> None:
-    assert HOSTS.headers_for("https://queue.fal.run/x", KEY) == KEY
-    for other in (
-        "https://v3.fal.media/x",
-        "https://api.replicate.com/x",
-        "http://queue.fal.run/",
-        "https://queue.fal.run:444/",
-    ):
-        assert HOSTS.headers_for(other, KEY) == {}
-
-
-def test_redirects_follow_the_same_rules() -> None:
-    assert HOSTS.redirected("https://queue.fal.run/a/b", "../c") == "https://queue.fal.run/c"
-    assert HOSTS.redirected("https://queue.fal.run/a", "https://x.fal.media/f") == "https://x.fal.media/f"
-    for location in ("https://evil.example/", "//evil.example/", "http://127.0.0.1:8000/"):
-        with pytest.raises(ProtocolError):
-            HOSTS.redirected("https://queue.fal.run/a", location)
-
-
 @given(
     st.text()
     | st.text().map(lambda text: f"https://{text}.fal.run/")

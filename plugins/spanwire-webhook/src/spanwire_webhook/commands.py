@@ -111,7 +111,7 @@ def _list(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List open jobs, and ended ones of a group."""
-    opened = _open(store)
+    opened = _existing(store)
     try:
         rows = [*opened.due(float("inf"), 10_000), *opened.completed(group)]
     finally:
@@ -134,7 +134,7 @@ def _show(
     body: Annotated[bool, typer.Option("--body", help="The result's bytes, as they came, and nothing else.")] = False,
 ) -> None:
     """Show a job as the store has it."""
-    opened = _open(store)
+    opened = _existing(store)
     try:
         dialect, colon, provider_id = job.partition(":")
         row = opened.find(dialect, provider_id) if colon else opened.get(job)
@@ -162,7 +162,7 @@ def _reverify(
     settings = ReceiverSettings.from_environment(
         public_url=public_url, unsigned=frozenset(unsigned or ()), strict=strict
     )
-    opened = _open(store)
+    opened = _existing(store)
     try:
         right, tried = _receiver(opened, settings).verify_again()
     finally:
@@ -183,7 +183,7 @@ def _check(store: _Store = None, public_url: _PublicURL = None) -> None:
     settings = ReceiverSettings.from_environment(public_url=public_url)
     if settings.public_url is None:
         raise ConfigurationError("there is no public URL to check: give --public-url, or SPANWIRE_WEBHOOK_PUBLIC_URL")
-    opened = _open(store)
+    opened = _existing(store)
     try:
         checked = self_check(settings.public_url, _receiver(opened, settings).mac)
     finally:
@@ -195,6 +195,18 @@ def _check(store: _Store = None, public_url: _PublicURL = None) -> None:
     typer.echo(
         f"all right: {checked.round_trip_s or 0.0:.3f} s there and back, clocks {checked.offset_s or 0.0:+.1f} s apart"
     )
+
+
+def _existing(url: str | None) -> Store:
+    """A store that is there: one that was mistyped is not made. Raises ConfigurationError."""
+    from spanwire.errors import ConfigurationError
+    from spanwire.jobs.stores import default_store_url, file_of
+
+    url = default_store_url() if url is None else url
+    path = file_of(url)
+    if path is not None and not path.is_file():
+        raise ConfigurationError(f"there is no store of jobs at {path}; programs make it when they submit")
+    return _open(url)
 
 
 def _open(url: str | None) -> Store:

@@ -1,16 +1,16 @@
-"""PURE: which addresses that a server names may be asked, and who gets the key.
+"""PURE: which addresses that a server names may be asked.
 
 A webhook, or a status, may carry addresses: of a result, of a status, to cancel. Whoever can send one could have us ask
-anything, inside our own network too, and hand it the key. So: only hosts that were allowed, no redirect elsewhere, and the
-key for the endpoint's own origin alone.
+anything, inside our own network too. So: only hosts that were allowed. The key goes to the endpoint's own origin alone, and
+redirects are not followed: :mod:`spanwire.jobs.carry` sees to both.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from urllib.parse import SplitResult, urljoin, urlsplit
+from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
 
 from spanwire.errors import ProtocolError
 
@@ -24,7 +24,7 @@ class ResultHosts:
     """The addresses that a server's word is enough for.
 
     Args:
-        origin: the endpoint's: scheme, host and port. It is allowed, and the only one that gets credentials.
+        origin: the endpoint's: scheme, host and port. It is allowed.
         allowed: further origins, ``https://api.replicate.com`` or ``https://*.fal.run`` (any name below it, not the name itself).
     """
 
@@ -45,17 +45,6 @@ class ResultHosts:
         raise ProtocolError(
             f"the server names an address at {scheme}://{host}:{port}, which is none of its own; allow that host if it is"
         )
-
-    def redirected(self, url: str, location: str) -> str:
-        """Where a redirect leads, if one may go there: by the same rules, and never from https to http."""
-        target = urljoin(url, location)
-        if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
-            raise ProtocolError("a redirect leads from https to http")
-        return self.check(target)
-
-    def headers_for(self, url: str, credentials: Mapping[str, str]) -> dict[str, str]:
-        """The credentials, if the address is at the endpoint's own origin; else none."""
-        return dict(credentials) if _origin(url) == self._own else {}
 
 
 def _fits(host: str, pattern: str) -> bool:
