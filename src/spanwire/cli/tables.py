@@ -161,8 +161,8 @@ def print_transports(rows: Sequence[Mapping[str, Any]]) -> None:
     table = new_table()
     table.add_column("transport", no_wrap=True)
     # Narrow enough that the built-in transports fit into 80 columns.
-    for name, width in (("schemes", 24), ("dialects", 10), ("capabilities", 24), ("from", 18)):
-        table.add_column(name, overflow="fold", max_width=width)
+    for name, least, most in (("schemes", 7, 24), ("dialects", 12, 24), ("capabilities", 12, 24), ("from", 17, 18)):
+        table.add_column(name, overflow="fold", min_width=least, max_width=most)
     table.add_column("contract", justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     reasons: list[str] = []
@@ -177,7 +177,7 @@ def print_transports(rows: Sequence[Mapping[str, Any]]) -> None:
         for transport in found:
             table.add_row(
                 Text(transport["name"]),
-                Text(", ".join(transport["schemes"]) or "-"),
+                Text(",\n".join(transport["schemes"]) or "-"),
                 Text(",\n".join(transport["dialects"]) or "-"),
                 Text(", ".join(transport["capabilities"]) or "-"),
                 Text(origin),
