@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, SpanwireError
 
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Call", "Chunk", "Embeddings", "Reply", "ReplyBuilder", "SessionEvent", "ToolCall", "ToolCallDelta", "Usage"]
+__all__ = [
+    "BatchReply",
+    "Call",
+    "Chunk",
+    "Embeddings",
+    "Reply",
+    "ReplyBuilder",
+    "SessionEvent",
+    "ToolCall",
+    "ToolCallDelta",
+    "Usage",
+]
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -99,6 +110,35 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         if not isinstance(input, (str, Sequence)) or isinstance(input, bytes) or len(input) == 0:
             raise ConfigurationError(f"input must be a text or a list of texts that is not empty, not {_kind(input)}")
         return cls("embeddings", model, _body({"input": input}, parameters), dict(headers) if headers else {})
+
+    @classmethod
+    def batch(cls, calls: Mapping[str, Call]) -> Call:
+        """Many calls as one, for a provider that takes them in a file.
+
+        Args:
+            calls: by a name of your own for each, which the results have too. All of one operation and one model.
+
+        Raises:
+            ConfigurationError: no calls, or calls that do not fit together.
+        """
+        if not isinstance(calls, Mapping) or not calls:
+            raise ConfigurationError(f"a batch is made of a mapping of names to calls, not of {_kind(calls)}")
+        first = next(iter(calls.values()))
+        requests = []
+        for name, call in calls.items():
+            if not isinstance(name, str) or not name or not isinstance(call, Call) or call.operation == "batch":
+                raise ConfigurationError(
+                    f"a batch has names and calls of chat or embeddings, not {name!r:.60}: {call!r:.60}"
+                )
+            if (call.operation, call.model) != (first.operation, first.model):
+                raise ConfigurationError(
+                    f"all calls of a batch have one operation and one model: {name!r:.60} is {call.operation} of {call.model!r:.60}, "
+                    f"others {first.operation} of {first.model!r:.60}"
+                )
+            if call.headers:
+                raise ConfigurationError(f"calls of a batch have no headers of their own; {name!r:.60} has some")
+            requests.append({"custom_id": name, "body": call.body})
+        return cls("batch", first.model, {"operation": first.operation, "requests": requests})
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """What rich shows: as ``repr``, no content."""
@@ -307,6 +347,22 @@ class SessionEvent(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def __repr__(self) -> str:
         return f"SessionEvent({self.type!r}, {len(self.raw)} bytes)"
+
+
+class BatchReply(msgspec.Struct, frozen=True, eq=False):
+    """What came of a batch.
+
+    Attributes:
+        items: for each name of ``Call.batch()`` that the provider has answered, the reply, or why there is none.
+        timeline: of the job.
+    """
+
+    items: Mapping[str, Reply | Embeddings | SpanwireError]
+    timeline: Timeline | None = None
+
+    def __repr__(self) -> str:
+        failed = sum(isinstance(item, SpanwireError) for item in self.items.values())
+        return f"BatchReply({len(self.items)} items, {failed} failed)"
 
 
 class ReplyBuilder:

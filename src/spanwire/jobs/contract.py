@@ -14,18 +14,20 @@ Everything here is data, or a protocol without I/O of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from ..calls import Call, Embeddings, Reply
+from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import ServerError
 
 __all__ = [
     "OPEN",
     "TERMINAL",
+    "BatchCodec",
+    "BatchLimits",
     "Delivery",
     "HTTPAnswer",
     "HTTPRequest",
@@ -34,8 +36,10 @@ __all__ = [
     "Mode",
     "Seen",
     "State",
+    "Steps",
     "Store",
     "Times",
+    "Wakes",
 ]
 
 State = Literal[
@@ -253,6 +257,57 @@ class JobCodec(Protocol):
 
 
 @runtime_checkable
+class Steps(Protocol):
+    """PURE: what a codec also has whose submit takes several requests, such as a file's upload and then the batch."""
+
+    def follow(
+        self, call: Call, endpoint: Endpoint, row: JobRow, callback_url: str | None, answers: Sequence[HTTPAnswer]
+    ) -> HTTPRequest | None:
+        """What is sent after the submit's request and those that followed it, which were answered so: None if the last answer
+        is the acknowledgement. Raises ServerError for an answer that is a refusal; nothing was begun then."""
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """What a provider takes as one batch.
+
+    Attributes:
+        operations: of the calls in it, ``chat`` and ``embeddings``; all of one batch have the same one, and the same model.
+        most_calls: in one batch.
+        most_inputs: texts of all its embeddings together; None for no limit.
+        most_bytes: of the file.
+    """
+
+    operations: frozenset[str]
+    most_calls: int
+    most_bytes: int
+    most_inputs: int | None = None
+
+
+@runtime_checkable
+class BatchCodec(Protocol):
+    """PURE: what a codec also has whose provider takes many calls as one job. Such a job's call is a ``Call.batch()``."""
+
+    batches: BatchLimits
+
+    def fetches(self, row: JobRow, endpoint: Endpoint) -> Sequence[HTTPRequest]:
+        """What to ask for, once a batch is done, to have its result: its files. Empty if there is nothing."""
+
+    def fetched(self, row: JobRow, answers: Sequence[HTTPAnswer]) -> Seen:
+        """What these say: ``body`` is all of it, for :meth:`replies`. Raises ServerError."""
+
+    def replies(self, body: bytes) -> BatchReply:
+        """The results of a batch. A call that failed has its error there. Raises ProtocolError."""
+
+
+@runtime_checkable
+class Wakes(Protocol):
+    """What a store also has that hears of others' writes, and need not be asked."""
+
+    def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call ``wake``, from any thread and soon, after anybody wrote. Returns what ends it."""
+
+
+@runtime_checkable
 class Store(Protocol):
     """Where jobs are. Every method is safe from any thread, and durable when it returns. Times are seconds since the epoch.
 
@@ -276,10 +331,19 @@ class Store(Protocol):
         """Put deliveries into the inbox; False for each that was there already."""
 
     def unapplied(
-        self, *, job: str | None = None, provider: tuple[str, str] | None = None, limit: int = 1000
+        self,
+        *,
+        job: str | None = None,
+        provider: tuple[str, str] | None = None,
+        limit: int = 1000,
+        lease_s: float = 0.0,
     ) -> list[tuple[int, Delivery]]:
         """Verified deliveries that were not applied yet, the oldest first: of one job, of one (dialect, provider's id), or of
-        all whose job is here."""
+        all whose job is here.
+
+        ``lease_s``, only for the last: so long nobody else who gives one is given them, by the store's clock. A lease is a
+        hint that saves work: one that ends too soon does no harm.
+        """
 
     def applied(self, numbers: Sequence[int]) -> None:
         """These deliveries have been applied."""
@@ -290,8 +354,23 @@ class Store(Protocol):
     def body(self, reference: bytes) -> bytes:
         """A result's bytes."""
 
-    def due(self, now_s: float, limit: int = 500) -> list[JobRow]:
-        """Open jobs whose deadline or next poll has come."""
+    def due(
+        self,
+        now_s: float,
+        limit: int = 500,
+        *,
+        parties: Sequence[tuple[str, str]] | None = None,
+        lease_s: float = 0.0,
+    ) -> list[JobRow]:
+        """Open jobs whose deadline or next poll has come, the one that waits longest first.
+
+        Args:
+            parties: only those of these (origin, dialect).
+            lease_s: so long they are not due for anybody, unless they are written meanwhile. 0.0: only look.
+        """
+
+    def states(self, ids: Sequence[str]) -> dict[str, State]:
+        """How these jobs stand; those that are not here are left out."""
 
     def open_jobs(self, group: str | None = None) -> int:
         """How many are open."""

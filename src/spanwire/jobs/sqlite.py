@@ -49,6 +49,8 @@ REMEMBER_S = 80 * 3600.0
 _BUSY_S = 30.0
 #: Writes in one commit, and rows that a sweep deletes in one: others wait for it.
 _BATCH, _SWEEP_ROWS = 1000, 2000
+#: Ids in one statement. Source: SQLITE_MAX_VARIABLE_NUMBER was 999 before SQLite 3.32.
+_NAMED = 900
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job(
@@ -184,6 +186,15 @@ class SQLiteStore:
                 (now_s, limit),
             )
         ]
+
+    def states(self, ids: Sequence[str]) -> dict[str, State]:
+        """How these jobs stand."""
+        found: dict[str, State] = {}
+        for start in range(0, len(ids), _NAMED):
+            some = tuple(ids[start : start + _NAMED])
+            marks = ",".join("?" * len(some))
+            found.update(self._read(f"SELECT id, state FROM job WHERE id IN ({marks})", some))  # noqa: S608
+        return found
 
     def open_jobs(self, group: str | None = None) -> int:
         """How many are open."""
