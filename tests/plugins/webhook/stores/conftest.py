@@ -1,0 +1,16 @@
+"""Database servers for the tests of stores: one of each for all of them, a store of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.plugins.webhook.stores.valkey import Valkey, valkey
+
+
+@pytest.fixture(scope="session")
+def shared_valkey() -> Iterator[Valkey]:
+    """With append-only on, and on the disk with each write."""
+    with valkey() as server:
+        yield server
