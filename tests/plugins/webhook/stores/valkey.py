@@ -21,20 +21,25 @@ __all__ = ["Valkey", "valkey"]
 _counter = itertools.count()
 
 
+def _free() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class Valkey:
     """One server process. :meth:`stop`, :meth:`kill` and :meth:`start` as often as wanted: its port and files stay."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port, self.bus = _free(), _free()
         self.start()
 
     def start(self) -> None:
         """Returns once it answers, with its file read."""
         options = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder), "unixsocket": str(self.socket)}
+        options["cluster-port"] = str(self.bus)
         arguments = [text for name, value in {**options, **self.settings}.items() for text in (f"--{name}", value)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen([str(get_binary_path()), *arguments], stdout=log, stderr=log)

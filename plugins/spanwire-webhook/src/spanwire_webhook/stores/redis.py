@@ -78,7 +78,7 @@ def read_url(url: str) -> RedisAddress:
         port = parts.port
     except ValueError:  # its text may have the password in it
         raise ConfigurationError(
-            "the store's URL cannot be read: redis://user:password@host:6379/0, with the password percent-encoded"
+            "the store's URL cannot be read: redis://user:password@host:6379/0, with the password percent-encoded (# is %23)"
         ) from None
     tls = _SCHEMES.get(parts.scheme)
     if tls is None:

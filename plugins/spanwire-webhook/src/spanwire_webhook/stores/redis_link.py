@@ -102,11 +102,11 @@ class Link:
         """A script that is not told our version."""
         return self.run([("EVAL", SCRIPTS[name], 1, self.prefix, *arguments)], durable=durable)[-1]
 
-    def run(self, commands: Sequence[Command], *, durable: bool = False) -> list[Any]:
+    def run(self, commands: Sequence[Command], *, durable: bool = False, try_s: float | None = None) -> list[Any]:
         """What each of these commands answers, in one round trip."""
         waits = durable and self.waits
         sent = [*commands, ("WAITAOF", 1, 0, _DISK_MS)] if waits else commands
-        give_up_s = time.monotonic() + _TRY_S
+        give_up_s = time.monotonic() + (_TRY_S if try_s is None else try_s)
         pause_s = _FIRST_S
         with self._begun():
             while True:
@@ -125,7 +125,7 @@ class Link:
                     raise
                 except redis.RedisError as error:
                     raise JobError(f"the store of jobs at {self.address.place} cannot be used: {error}") from error
-                if time.monotonic() >= give_up_s:
+                if self._closed or time.monotonic() >= give_up_s:
                     raise self._down(cause) from cause
                 _log.debug("the store of jobs is asked again: %s", cause)
                 time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
@@ -163,12 +163,13 @@ class Link:
 
     def close(self) -> None:
         """What was begun is finished; then no connection is left."""
+        if self._pid != os.getpid():
+            self._closed = True
+            return
         with self._changed:
             self._closed = True
-            if self._pid == os.getpid():
-                self._changed.wait_for(lambda: not self._running, _LEAVE_S)
-        if self._pid == os.getpid():
-            self._pool.disconnect()
+            self._changed.wait_for(lambda: not self._running, _LEAVE_S)
+        self._pool.disconnect()
 
     def durability(self) -> None:
         """Find out what a write is worth here, and say so where it is not safe. Raises ConfigurationError."""

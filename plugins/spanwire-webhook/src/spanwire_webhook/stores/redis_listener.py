@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -69,12 +68,16 @@ class Listener:
         self._ended.set()
         if self._pid != os.getpid():
             return
-        if self._id is not None:
-            with contextlib.suppress(JobError):  # else it looks for itself
-                self._link.run([("CLIENT", "UNBLOCK", self._id)])
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return
+        while thread.is_alive():  # it may be just about to wait
+            try:
+                if self._id is not None:
+                    self._link.run([("CLIENT", "UNBLOCK", self._id)], try_s=0.0)
+                thread.join(0.01)
+            except JobError:  # then it looks for itself
+                thread.join()
 
     def _listen(self, since: bytes) -> None:
         connection: redis.Connection | None = None

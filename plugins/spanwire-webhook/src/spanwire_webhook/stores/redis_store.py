@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -69,7 +70,7 @@ class RedisStore:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._key = secrets.token_bytes(32)
-        self._making = threading.Lock()
+        self._pid, self._making = os.getpid(), threading.Lock()
         self._link = Link(address, VERSION, self._emptied)
         self._listener: Listener | None = None
         try:
@@ -252,7 +253,7 @@ class RedisStore:
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` soon after anybody wrote, from a thread of ours. It may be called once too often."""
-        with self._making:
+        with self._lock():
             listener = self._listener
             if listener is None or not listener.add(wake):
                 listener = self._listener = Listener(self._link)
@@ -281,13 +282,18 @@ class RedisStore:
 
     def close(self) -> None:
         """Let go of everything. What was begun is written."""
-        with self._making:
+        with self._lock():
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
         self._link.close()
 
     # --- inner ------------------------------------------------------------------------------------------------------
+
+    def _lock(self) -> threading.Lock:
+        if self._pid != os.getpid():  # a forked child: the parent's may be held for ever, and its listener is not here
+            self._pid, self._making, self._listener = os.getpid(), threading.Lock(), None
+        return self._making
 
     def _job(self, id: str | bytes) -> str:
         return self._link.key(f"j:{id.decode() if isinstance(id, bytes) else id}")
@@ -324,7 +330,7 @@ class RedisStore:
     def _emptied(self) -> None:
         """The server has lost everything. Callback URLs that are out there stay right: the key is the same."""
         _log.warning("%r is empty: it was flushed, or restarted without append-only. It is made again", self)
-        with self._making:
+        with self._lock():
             self._make()
 
     def _kept(self, body: bytes, commands: list[Command]) -> bytes:
