@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -145,6 +146,54 @@ def test_nothing_is_lost_when_the_server_is_killed(own_valkey: Valkey) -> None:
     assert store.body(reference) == LARGE
     assert [row.id for row in store.due(100.0)] == [row.id for row in rows[1:]]
     assert [found for _, found in store.unapplied()] == came
+    store.close()
+
+
+def test_nothing_is_lost_when_the_server_is_killed_in_the_middle(own_valkey: Valkey) -> None:
+    """Four threads take jobs through their life while it is killed and restarted three times: each step is answered right, once."""
+    url = own_valkey.url()
+    go_on, steps = threading.Event(), [0] * 4
+
+    def live(who: int) -> list[str]:
+        store = open_store(url)
+        done: list[str] = []
+        while not go_on.is_set():
+            name = f"{who}-{len(done)}"
+            row = JobRow(id=name, group="g", dialect="d", input=LARGE, due_s=1.0)
+            store.add([row])
+            assert store.receive([Delivery(endpoint="d", dedupe=name, job=name, body=LARGE)] * 2) == [True, False]
+            row = msgspec.structs.replace(row, state="submitted", provider_id=name)
+            assert store.swap(row, was=("created", 1))
+            ended = msgspec.structs.replace(
+                row, state="succeeded", input=b"", resolved_s=1.0, result=store.put_body(name.encode() * 2000)
+            )
+            assert store.swap(ended, was=("submitted", 1))
+            assert not store.swap(row, was=("created", 1))
+            done.append(name)
+            steps[who] += 1
+        store.close()
+        return done
+
+    with ThreadPoolExecutor(4) as threads:
+        lives = [threads.submit(live, who) for who in range(4)]
+        for kill in range(3):
+            before = list(steps)
+            while not all(now > was for now, was in zip(steps, before, strict=True)):
+                assert not any(one.done() for one in lives)
+                time.sleep(0.001)
+            own_valkey.kill()
+            own_valkey.start()
+            if kill == 2:
+                go_on.set()
+        names = {name for one in lives for name in one.result()}
+    store = open_store(url)
+    rows = store.completed("g")
+    assert {row.id for row in rows} == names
+    for row in rows:
+        assert store.body(row.result) == row.id.encode() * 2000
+    assert {delivery.job for _, delivery in store.unapplied(limit=10_000)} == names
+    assert store.open_jobs() == 0
+    assert store.due(10.0) == []
     store.close()
 
 

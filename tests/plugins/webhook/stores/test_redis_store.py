@@ -122,7 +122,7 @@ def _all(store: Store) -> dict[str, object]:
     }
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEP, max_size=12))
 def test_it_answers_as_sqlite_does(shared_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, steps: list[Any]) -> None:
     """Whatever is done, in whatever order."""

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from spanwire.errors import ConfigurationError
+from spanwire.jobs.stores import keep_s_of
 
 if TYPE_CHECKING:
     from .redis_store import RedisStore
@@ -120,7 +121,7 @@ def read_url(url: str) -> RedisAddress:
         cert=files.get("cert"),
         key=files.get("key"),
         prefix=prefix,
-        keep_s=_seconds(options.get("keep_s")),
+        keep_s=keep_s_of(options["keep_s"]) if "keep_s" in options else _KEEP_S,
         wait=_yes_or_no("wait", options.get("wait", "yes")),
     )
 
@@ -142,16 +143,6 @@ def open_store(url: str) -> RedisStore:
             "a store in Redis or Valkey needs redis-py: pip install 'spanwire-webhook[redis]'"
         ) from error
     return RedisStore(address)
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        value = _KEEP_S if text is None else float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigurationError(f"keep_s={text!r:.40} must be a number of seconds, more than 0")
-    return value
 
 
 def _yes_or_no(name: str, text: str) -> bool:
