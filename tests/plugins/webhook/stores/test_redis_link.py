@@ -283,9 +283,29 @@ def test_a_server_that_does_not_say_is_waited_for(
         store = open_store(url)
     assert store._link.waits is waits
     assert ("CONFIG GET is refused" in caplog.text) is not waits
-    assert store.receive([Delivery(endpoint="d/h", dedupe="a")]) == [True]
+    assert store.receive([Delivery(endpoint="d/h", dedupe=refused)]) == [True]
     store.close()
     assert "hunter2" not in caplog.text + repr(store)
+
+
+def test_append_only_is_switched_off(caplog: pytest.LogCaptureFixture, own_valkey: Valkey) -> None:
+    """While we wait for it: that is said once, and it goes on."""
+    with own_valkey.client() as client:
+        client.config_set("appendfsync", "everysec")
+        try:
+            store = open_store(own_valkey.url())
+            client.config_set("appendonly", "no")
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "spanwire.jobs"):
+                store.add([_row(1), _row(2)])
+                store.add([_row(3)])
+        finally:
+            client.config_set("appendonly", "yes")
+            client.config_set("appendfsync", "always")
+    assert len(caplog.records) == 1
+    assert "switched off" in caplog.text
+    assert store.open_jobs() == 3
+    store.close()
 
 
 def test_a_write_that_is_not_on_the_disk_in_time_is_an_error(

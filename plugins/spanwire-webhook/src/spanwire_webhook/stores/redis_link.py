@@ -69,6 +69,7 @@ class Link:
     """
 
     _pool: redis.ConnectionPool
+    _client: redis.Redis
 
     def __init__(self, address: RedisAddress, version: int, emptied: Callable[[], None]) -> None:
         self.address = address
@@ -158,7 +159,8 @@ class Link:
             if to == self._moved:
                 return
             self._moved = to
-            before, self._pool = self._pool, self._new_pool()
+            before = self._pool
+            self._connect()
         before.disconnect(inuse_connections=False)
 
     def close(self) -> None:
@@ -173,6 +175,7 @@ class Link:
 
     def durability(self) -> None:
         """Find out what a write is worth here, and say so where it is not safe. Raises ConfigurationError."""
+        self._ask("PING")  # not before it has read its file: until then it says that it has none
         memory, persistence = self._ask("INFO", "memory"), self._ask("INFO", "persistence")
         on = _field(persistence, "aof_enabled")
         fsync = _field(self._ask("CONFIG GET", "appendfsync"), "appendfsync")
@@ -220,9 +223,9 @@ class Link:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._running = 0
-        self._pool = self._new_pool()
+        self._connect()
 
-    def _new_pool(self) -> redis.ConnectionPool:
+    def _connect(self) -> None:
         address = self.address
         arguments: dict[str, Any] = {
             "db": address.db,
@@ -248,7 +251,8 @@ class Link:
                 "ssl_certfile": address.cert,
                 "ssl_keyfile": address.key,
             }
-        return redis.ConnectionPool(**arguments)
+        self._pool = redis.ConnectionPool(**arguments)
+        self._client = redis.Redis(connection_pool=self._pool)
 
     def _alive(self) -> None:
         if self._pid != os.getpid():
@@ -273,12 +277,15 @@ class Link:
 
     def _once(self, commands: Sequence[Command]) -> list[Any]:
         """The first error that is one is raised."""
-        with redis.Redis(connection_pool=self._pool).pipeline(transaction=False) as pipeline:
+        with self._client.pipeline(transaction=False) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
             answers = pipeline.execute(raise_on_error=False)
         for answer in answers:
-            if isinstance(answer, Exception):
+            if isinstance(answer, redis.ResponseError) and str(answer).startswith("WAITAOF") and len(answers) > 1:
+                self._stop_waiting()
+                answers[-1] = (1, 0)
+            elif isinstance(answer, Exception):
                 raise self._read(answer)
         return answers
 
@@ -313,6 +320,13 @@ class Link:
             if error.retryable:
                 raise
             return None
+
+    def _stop_waiting(self) -> None:
+        self.waits = False
+        _log.warning(
+            "the store of jobs at %s: append-only was switched off: what is written from now on is lost when it stops",
+            self.address.place,
+        )
 
     def _down(self, error: Exception) -> JobError:
         return JobError(f"the store of jobs at {self.address.place} cannot be used: {error}", retryable=True)

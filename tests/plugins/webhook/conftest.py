@@ -1,4 +1,4 @@
-"""Database servers for the tests of stores: one of each for all of them, a store of its own for each test."""
+"""Servers that are started once for all tests that want them; each test has a store of its own on them."""
 
 from __future__ import annotations
 
