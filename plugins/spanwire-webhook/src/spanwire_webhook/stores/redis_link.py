@@ -48,6 +48,7 @@ _PASSES = (
     redis.ReadOnlyError,  # a replica, which was the primary a moment ago
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
+    redis.exceptions.AskError,  # also "moved"; a slot that is on its way is soon there
 )
 _REFUSED = (
     redis.AuthenticationError,
@@ -114,9 +115,6 @@ class Link:
                 try:
                     answers = self._once(sent)
                     break
-                except redis.exceptions.MovedError as error:  # this one has done nothing
-                    cause: Exception = error
-                    self.follow(error)
                 except _REFUSED as error:
                     raise JobError(f"the store of jobs at {self.address.place} refuses us: {error}") from error
                 except _PASSES as error:
@@ -153,8 +151,8 @@ class Link:
 
     def follow(self, error: Exception) -> None:
         """Go to where a cluster says that our one slot is; back to where the URL says, if that one has gone."""
-        moved = isinstance(error, redis.exceptions.MovedError)
-        to = (str(error.host), int(error.port)) if moved else None  # type: ignore[attr-defined]
+        error = _known(error)
+        to = (str(error.host), int(error.port)) if isinstance(error, redis.exceptions.MovedError) else None
         with self._changed:
             if to == self._moved:
                 return
@@ -290,7 +288,7 @@ class Link:
         return answers
 
     def _read(self, error: Exception) -> Exception:
-        text = str(error)
+        text, error = str(error), _known(error)
         if "SPANWIREEMPTY" in text:
             return Emptied()
         if "SPANWIREVERSION" in text:
@@ -300,7 +298,7 @@ class Link:
         if isinstance(error, redis.ResponseError) and text.startswith(("MISCONF", "NOREPLICAS")):
             return JobError(f"the store of jobs at {self.address.place} cannot write: {error}", retryable=True)
         if isinstance(error, redis.ResponseError) and not isinstance(
-            error, (redis.exceptions.NoScriptError, redis.exceptions.AskError, *_PASSES, *_REFUSED)
+            error, (redis.exceptions.NoScriptError, *_PASSES, *_REFUSED)
         ):
             return JobError(f"the store of jobs at {self.address.place} has answered: {text}")
         return error
@@ -330,6 +328,17 @@ class Link:
 
     def _down(self, error: Exception) -> JobError:
         return JobError(f"the store of jobs at {self.address.place} cannot be used: {error}", retryable=True)
+
+
+def _known(error: Exception) -> Exception:
+    """What a cluster says: redis-py before 6 has classes for that, and does not use them."""
+    kind, _, rest = str(error).partition(" ")
+    if type(error) is redis.ResponseError:
+        if kind == "MOVED":
+            return redis.exceptions.MovedError(rest)
+        if kind in ("ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"):
+            return redis.exceptions.TryAgainError(str(error))
+    return error
 
 
 def newer(place: str, theirs: str, ours: int) -> Exception:
