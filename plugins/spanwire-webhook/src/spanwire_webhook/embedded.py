@@ -43,6 +43,7 @@ class EmbeddedReceiver:
         self.receiver = receiver
         self._socket = listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
+        receiver.served_at = receiver.served_at or self.url
         self._server = server_for(receiver)
         self._thread = threading.Thread(target=self._run, name="spanwire-receiver", daemon=True)
         self._ready = threading.Event()

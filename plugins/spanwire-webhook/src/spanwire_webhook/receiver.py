@@ -35,7 +35,7 @@ from spanwire.jobs.contract import Delivery, JobCodec, Seen, Store
 
 from .keys import KeySet, fetch
 from .settings import ReceiverSettings
-from .signatures import Check, Headers, Verdict, Verifier, verifier_for
+from .signatures import Bearer, Check, Headers, Verdict, Verifier, token_digest, verifier_for
 from .url_mac import CallbackPath, URLMac
 
 __all__ = ["SELF_CHECK", "Answer", "Receiver", "Reception"]
@@ -49,6 +49,9 @@ _SELF_CHECK_BYTES = 64 * 1024
 _KEPT = frozenset({b"content-type", b"content-encoding", b"traceparent", b"tracestate"})
 _KEPT_STARTS = (b"webhook-", b"x-baseten-", b"x-fal-")
 _KEPT_BYTES = 32 * 1024
+#: Of a wrong bearer token its digest is kept with the delivery, so that it can be judged again. No header of a request is
+#: kept under this name.
+_TOKEN_DIGEST = "spanwire-token-sha256"  # noqa: S105
 #: Of a key that a schema makes of a body.
 _MOST_DEDUPE_CHARS = 256
 #: Deliveries that are read back from quarantine at once; their bytes have a bound of their own.
@@ -88,6 +91,8 @@ class Receiver:
         counters: what happened how often: ``received``, ``stored``, ``duplicate``, ``bad_signature``, ``bad_path``,
             ``bad_mac``, ``stale``, ``unparsed``, ``too_large``, ``quarantined``, ``store_down``, ``disconnected``, ``timeout``.
 
+        served_at: where it is reached, if settings do not say it: in the same process.
+
     Raises:
         ConfigurationError: a secret that is none.
         JobError: the store is down.
@@ -111,6 +116,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._quarantine_lock = threading.Lock()
         self._quarantine_left: int | None = None
+        self.served_at: str | None = None
         self.mac = URLMac([*settings.instance_keys, store.instance_key()])
         self._key_sets = {
             scheme: KeySet(load=partial(fetch, url))
@@ -131,7 +137,7 @@ class Receiver:
             account = path.partition("?")[0].removesuffix("/").rpartition("/")[2]
             codec = self._codecs.get(account)
             # An address that a provider has for all jobs has no MAC: it is open to whoever can sign, and to nobody else.
-            if codec is None or codec.callback != "account" or self._verifiers[account] is None:
+            if codec is None or not self._for_all_jobs(account, codec):
                 self.count(where.reason)
                 return Reception(self, where, _NOT_FOUND)
             where = CallbackPath("ok", account)
@@ -202,6 +208,9 @@ class Receiver:
             where = CallbackPath("ok", dialect, delivery.job or "", delivery.attempt)
             lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in delivery.headers.items()]
             reception = Reception(self, where, None, lines)
+            verifier, digest = self._verifiers[dialect], delivery.headers.get(_TOKEN_DIGEST)
+            if isinstance(verifier, Bearer) and digest is not None:
+                reception._check = verifier.again(bytes.fromhex(digest))
             reception.feed(delivery.body)
             # The clock of its arrival: what was in time then is not late because a secret was put right.
             verdict = reception._verdict_at(delivery.received_s)
@@ -222,13 +231,20 @@ class Receiver:
     def _verifier(self, name: str, codec: JobCodec) -> Verifier | None:
         if name in self.settings.unsigned:
             return None
+        scheme = "bearer" if getattr(codec, "bearer", False) else codec.scheme
         return verifier_for(
-            codec.scheme, self.settings.secrets.get(name, ()), self._key_sets, tolerance_s=self.settings.tolerance_s
+            scheme, self.settings.secrets.get(name, ()), self._key_sets, tolerance_s=self.settings.tolerance_s
         )
+
+    def _for_all_jobs(self, name: str, codec: JobCodec) -> bool:
+        """Its provider has an address of ours for all jobs, and a secret of ours to sign with."""
+        if codec.scheme == "gemini":  # its static webhooks
+            return bool(self.settings.secrets.get(name)) and name not in self.settings.unsigned
+        return codec.callback == "account" and self._verifiers[name] is not None
 
     def _by_address(self, name: str, codec: JobCodec) -> bool:
         """The address's MAC is all that is asked for."""
-        return codec.scheme == "none" or name in self.settings.unsigned
+        return self._verifiers[name] is None and (codec.scheme == "none" or name in self.settings.unsigned)
 
     def _reserve(self, size: int) -> bool:
         """Room for so many bytes more to be kept aside; negative: they were not, after all."""
@@ -300,6 +316,8 @@ class Reception:
             return False
         key_set = self._key_set()
         if key_set is None:
+            return False
+        if not self._check.uses_keys:
             return False
         return key_set.stale() or self._check.verdict(self._receiver._clock()).reason in ("unknown_key", "mismatch")
 
@@ -448,13 +466,19 @@ class Reception:
         if not self._where.job or not receiver._reserve(self._size):
             return None
         self.answer = None
+        headers = self._kept()
+        if isinstance(receiver._verifiers.get(self._where.provider), Bearer):
+            token = next((value for name, value in self._headers if name == b"authorization"), b"")
+            digest = token_digest(token)
+            if digest is not None:
+                headers = {**headers, _TOKEN_DIGEST: digest.hex()}
         return Delivery(
             endpoint=self._endpoint(),
             dedupe=f"{verdict.reason}:{self._hash.hexdigest()}",
             job=self._where.job,
             attempt=self._where.attempt,
             received_s=now_s,
-            headers=self._kept(),
+            headers=headers,
             body=self._whole(),
             verified=False,
             flags=("stale", "unverified") if verdict.signature_ok else ("unverified",),
@@ -554,15 +578,14 @@ class Reception:
 
     def _audience(self) -> tuple[str, ...]:
         settings, where = self._receiver.settings, self._where
-        if settings.public_url is None:
+        if not where.job:
+            return ()  # an address for all jobs: anybody can have a token made out to it, of a job of his own
+        public_url = settings.public_url or self._receiver.served_at
+        if public_url is None:
             return settings.audience
-        base = settings.public_url.rstrip("/")
-        own = (
-            self._receiver.mac.url(base, where.provider, where.job, where.attempt)
-            if where.job
-            else f"{base}/{where.provider}"
-        )
-        return (*settings.audience, own, f"{own}/", settings.public_url)
+        base = public_url.rstrip("/")
+        own = self._receiver.mac.urls(base, where.provider, where.job, where.attempt)
+        return (*settings.audience, *own, *(f"{one}/" for one in own), public_url)
 
     def _key_set(self) -> KeySet | None:
         codec = self._receiver._codecs.get(self._where.provider)
