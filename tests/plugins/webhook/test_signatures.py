@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from spanwire_webhook.keys import KeySet
 from spanwire_webhook.signatures import (
     Baseten,
+    Bearer,
     Fal,
     Gemini,
     GeminiJWT,

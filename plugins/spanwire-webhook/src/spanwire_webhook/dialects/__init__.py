@@ -37,6 +37,6 @@ def dialects(*, transport: str = "webhook") -> list[Dialect]:
         Dialect(transport, "cog", CogJobs(), _BOTH, replicate.OPTIONS),
         Dialect(transport, "openai", OpenAIJobs()),
         Dialect(transport, "fal", FalJobs(), _BOTH, fal.OPTIONS),
-        Dialect(transport, "gemini", GeminiJobs(), _BOTH, gemini.OPTIONS),
+        Dialect(transport, "gemini", GeminiJobs(), _BOTH | {"batch"}, gemini.OPTIONS),
         Dialect(transport, "runpod", RunPodJobs(), _BOTH, runpod.OPTIONS),
     ]
