@@ -12,7 +12,8 @@ import pytest
 from spanwire_webhook.dialects import dialects
 from spanwire_webhook.embedded import EmbeddedReceiver
 from spanwire_webhook.loopback import SECRET, WebhookPart
-from spanwire_webhook.loopback_shapes import SHAPES
+from spanwire_webhook.loopback_keys import KEYS_PATH
+from spanwire_webhook.loopback_routes import SHAPES
 from spanwire_webhook.receiver import Receiver
 from spanwire_webhook.settings import ReceiverSettings
 
@@ -21,10 +22,13 @@ from spanwire import errors
 from spanwire.jobs.stores import open_store
 from spanwire.testing import LoopbackServer, Script
 
-NAMES = sorted(SHAPES)
 CODECS = {dialect.name: dialect.codec for dialect in dialects()}
+NAMES = sorted(SHAPES.keys() & CODECS.keys())
 POLLED = [name for name in NAMES if CODECS[name].status_has_output]
-CALL = spanwire.Call.chat("my-model", [{"role": "user", "content": "Say hello"}])
+#: Their webhooks are thin: the result is fetched.
+THIN = {"openai", "gemini"}
+CALL = spanwire.Call.chat("fal-ai/my-model", [{"role": "user", "content": "Say hello"}])
+TOKEN = "a token of at least sixteen bytes"
 
 
 class Yard:
@@ -44,15 +48,18 @@ class Yard:
 def yard(tmp_path: Path) -> Iterator[Yard]:
     url = f"sqlite:///{tmp_path}/jobs.db"
     store = open_store(url)
-    settings = ReceiverSettings(secrets=dict.fromkeys(NAMES, (SECRET,)))
-    with EmbeddedReceiver(Receiver(store, CODECS, settings)) as served:
-        yield Yard(url, served.url)
+    secrets = {**dict.fromkeys(NAMES, (SECRET,)), "cog": (TOKEN,)}
+    with LoopbackServer(part=WebhookPart()) as keys:
+        urls = dict.fromkeys(("fal", "gemini"), f"{keys.origin}{KEYS_PATH}")
+        settings = ReceiverSettings(secrets=secrets, keys_urls=urls)
+        with EmbeddedReceiver(Receiver(store, CODECS, settings)) as served:
+            yield Yard(url, served.url)
     store.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_by_webhook(name: str, yard: Yard) -> None:
-    part = WebhookPart(webhook_url=f"{yard.public_url}/openai")
+    part = WebhookPart(webhook_url=f"{yard.public_url}/openai", auth_token=TOKEN)
 
     async def main() -> None:
         async with spanwire.ConnectionManager() as manager:
@@ -62,7 +69,7 @@ def test_by_webhook(name: str, yard: Yard) -> None:
             assert isinstance(reply, spanwire.Reply)
             assert reply.text == "Hello there"
             assert job.row is not None
-            assert job.row.resolved_by == ("poll" if name == "openai" else "webhook")  # its webhook is thin
+            assert job.row.resolved_by == ("poll" if name in THIN else "webhook")
             (done,) = part.jobs
             assert done.started_s is not None
             assert done.finished_s is not None
@@ -114,9 +121,65 @@ def test_a_failure_is_the_servers_error(name: str, yard: Yard) -> None:
             with pytest.raises(errors.ServerError, match="the script says that it fails"):
                 await asyncio.wait_for(job.result(), 20)
 
-    part = WebhookPart(webhook_url=f"{yard.public_url}/openai")
+    part = WebhookPart(webhook_url=f"{yard.public_url}/openai", auth_token=TOKEN)
     with LoopbackServer([Script(finish_reason="error")], part=part) as server:
         asyncio.run(main())
+
+
+def test_geminis_static_webhooks_find_their_job_by_its_id(yard: Yard) -> None:
+    part = WebhookPart(webhook_url=f"{yard.public_url}/gemini")
+
+    async def main() -> None:
+        async with spanwire.ConnectionManager() as manager:
+            endpoint = yard.endpoint(server, "gemini", poll_after_s=30.0, webhooks="static")
+            job = await manager.submit(endpoint, CALL)
+            reply = await asyncio.wait_for(job.result(), 20)
+            assert isinstance(reply, spanwire.Reply)
+            assert reply.text == "Hello"
+
+    with LoopbackServer([Script.say("Hello", prefill_s=0.05)], part=part) as server:
+        asyncio.run(main())
+        assert [delivery.status for delivery in part.deliveries] == [204]
+        assert "webhook_config" not in part.jobs[0].call
+
+
+@pytest.mark.parametrize("thin", [False, True])
+def test_vectors_and_a_payload_that_fal_could_not_send(thin: bool, yard: Yard) -> None:
+    part = WebhookPart(thin=thin)
+
+    async def main() -> None:
+        async with spanwire.ConnectionManager() as manager:
+            for name in ("fal", "gemini"):
+                endpoint = yard.endpoint(server, name, poll_after_s=30.0)
+                call = spanwire.Call.embeddings("fal-ai/e", ["a", "b", "c"], dimensions=4)
+                job = await manager.submit(endpoint, call)
+                found = await asyncio.wait_for(job.result(), 20)
+                assert isinstance(found, spanwire.Embeddings)
+                assert [len(vector) for vector in found.vectors] == [4, 4, 4]
+                assert len({tuple(vector) for vector in found.vectors}) == 3
+
+    with LoopbackServer(part=part) as server:
+        asyncio.run(main())
+        assert not server.faults
+
+
+@pytest.mark.parametrize("name", ["fal", "gemini", "cog"])
+def test_a_wrong_key_or_token_is_refused(name: str, yard: Yard) -> None:
+    """And where the status can be asked for, the job ends by that."""
+    part = WebhookPart(auth_token=TOKEN, wrong=1.0)
+
+    async def main() -> None:
+        async with spanwire.ConnectionManager() as manager:
+            job = await manager.submit(yard.endpoint(server, name, poll_after_s=0.3), CALL)
+            if CODECS[name].polls:
+                await asyncio.wait_for(job.result(), 20)
+                assert job.row is not None
+                assert job.row.resolved_by == "poll"
+            await asyncio.to_thread(server.wait_for, lambda _: bool(part.deliveries))
+
+    with LoopbackServer([Script.say("Hello")], part=part) as server:
+        asyncio.run(main())
+        assert {delivery.status for delivery in part.deliveries} == {401}
 
 
 def test_a_job_that_is_taken_up_is_received_too(tmp_path: Path, yard: Yard) -> None:

@@ -27,6 +27,8 @@ OPTIONS = frozenset({INPUT, "priority", "timeout_s"})
 
 _APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)+\Z")
 _STATES: Mapping[str, State] = {"IN_QUEUE": "queued", "IN_PROGRESS": "running", "COMPLETED": "succeeded"}
+#: ``error_type`` of a request that was cancelled while it was worked on. Source: docs.fal.ai, "request errors".
+_CANCELLED = "client_cancelled"
 #: The model does not take its input: what asking for the result of such a job gives.
 _BAD_INPUT = 422
 
@@ -110,7 +112,7 @@ class FalJobs(CommonJobs):
         state = _STATES.get(word or "")
         error = fields.text("error")
         if state == "succeeded" and error is not None:
-            state = "failed"
+            state = "cancelled" if _code(fields) == _CANCELLED else "failed"
         return Seen(
             state=state,
             provider_id=provider_id,
