@@ -48,7 +48,7 @@ class Yard:
 def yard(tmp_path: Path) -> Iterator[Yard]:
     url = f"sqlite:///{tmp_path}/jobs.db"
     store = open_store(url)
-    secrets = {**dict.fromkeys(NAMES, (SECRET,)), "cog": (TOKEN,)}
+    secrets: dict[str, tuple[str, ...]] = {**dict.fromkeys(NAMES, (SECRET,)), "cog": (TOKEN,)}
     with LoopbackServer(part=WebhookPart()) as keys:
         urls = dict.fromkeys(("fal", "gemini"), f"{keys.origin}{KEYS_PATH}")
         settings = ReceiverSettings(secrets=secrets, keys_urls=urls)

@@ -21,6 +21,7 @@ from spanwire_webhook.keys import KeySet
 from spanwire_webhook.receiver import SELF_CHECK, Reception
 from spanwire_webhook.settings import ReceiverSettings
 from spanwire_webhook.signatures import sign_baseten
+from spanwire_webhook.url_mac import URLMac
 
 from spanwire.jobs.contract import Delivery
 from spanwire.jobs.ids import new_id
@@ -112,6 +113,68 @@ def test_an_account_has_one_address_for_all_its_jobs_which_only_a_signature_open
     assert yard.post("/openai", signed(body), body).status == 404
     yard.again(ReceiverSettings(unsigned=frozenset({"openai"})))
     assert yard.post("/openai", signed(body), body).status == 404
+
+
+def test_geminis_address_for_all_jobs_is_opened_by_the_secret_and_never_by_a_token(yard: Yard) -> None:
+    """Anybody can have Google make out a token to an address, for a job of his own."""
+    row = next(row for row in VECTORS["vectors"] if row["id"] == "gemini-ok")
+    token, body = [tuple(pair) for pair in row["headers"]], said("v1_x")
+    assert yard.post("/gemini", token, b"{}").status == 404  # there is no secret
+    settings = ReceiverSettings(secrets={"gemini": (SECRET,)}, audience=(row["audience"],))
+    yard.again(settings)
+    yard.receiver._key_sets["gemini"].replace(VECTORS["key_sets"]["gemini"])
+    yard.now_s = row["now"]
+    assert yard.post("/gemini", token, b"{}").body == b"wrong_audience"
+    assert yard.post(yard.path("gemini"), token, b"{}").status == 204
+    assert yard.post("/gemini", signed(body, at_s=row["now"]), body).status == 204
+    assert yard.post(yard.path("gemini"), signed(body, id="m9", at_s=row["now"]), body).status == 204
+    assert not yard.begin("/gemini", signed(body, secret=OTHER_SECRET, at_s=row["now"])).wants_keys()
+    assert [delivery.provider_id for delivery in yard.inbox() if delivery.job is None] == ["v1_x"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_token_is_for_the_address_by_whichever_key_made_it(older: bool) -> None:
+    keys = (b"1" * 32, b"2" * 32)
+    yard = with_settings(instance_keys=keys, public_url="https://hooks.example/x")
+    try:
+        reception = yard.begin(URLMac(keys[older:]).path("gemini", new_id()), [])
+        assert reception._audience()[older].startswith("https://hooks.example/x/gemini/")
+        assert reception._where.ok
+        assert (
+            URLMac(keys[older:]).url("https://hooks.example/x", "gemini", reception._where.job) in reception._audience()
+        )
+    finally:
+        yard.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ("Bearer the newer token of cog's", 204),
+        ("bearer  the older token of cog's", 204),
+        ("Bearer somebody else's token", 401),
+        ("Basic the newer token of cog's", 401),
+        ("the newer token of cog's", 401),
+        (None, 401),
+    ],
+)
+def test_cogs_token_is_asked_for_besides_the_address(given: str | None, status: int) -> None:
+    tokens = ("the newer token of cog's", "the older token of cog's")
+    yard, body = with_settings(secrets={"cog": tokens}), said()
+    try:
+        headers = [] if given is None else [("Authorization", given)]
+        assert yard.post(yard.path("cog"), headers, body).status == status
+        assert len(yard.quarantine()) == (status == 401)
+        assert yard.post("/cog", headers, body).status == 404
+        assert "older" not in repr(yard.quarantine() + yard.inbox())  # no token is kept
+        assert "somebody" not in repr(yard.quarantine())
+        yard.again(ReceiverSettings(secrets={"cog": ("somebody else's token",)}))
+        right = given == "Bearer somebody else's token"
+        assert yard.receiver.verify_again() == (right, status == 401)
+        yard.again(ReceiverSettings())
+        assert yard.post(yard.path("cog"), [], body).status == 204  # no token, no question
+    finally:
+        yard.close()
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
