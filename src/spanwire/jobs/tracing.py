@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..endpoint import Endpoint
 from ..timeline import Timeline
 from .contract import Delivery, JobRow
-from .timing import spent, timeline_of
+from .timing import known_of, timeline_of
 
 if TYPE_CHECKING:
     from ..telemetry import CallSpan, Telemetry
@@ -158,10 +158,10 @@ class JobTelemetry:
             f"job {row.dialect}/{row.model}", "internal", attributes, begin_ns, _links(row.trace), error=error
         )
         at_ns = int((row.submitted_s or row.created_s) * 1e9)
-        told = spent(row.times)
+        told, estimated = known_of(row)
         rest_s = None if told.total_s is None else row.resolved_s - at_ns / 1e9 - told.total_s
         for name, seconds, source in (
-            ("queue", told.queue_s, "reported"),
+            ("queue", told.queue_s, "estimated" if estimated else "reported"),
             ("model", told.model_s, "reported"),
             ("network", rest_s, "estimated"),
         ):

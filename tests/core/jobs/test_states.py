@@ -191,3 +191,17 @@ def test_our_own_ends() -> None:
         assert step.row.resolved_by == "local"
         assert withdraw(step.row, now_s=4.0).row is None
         assert last_word(step.row, code=None, message="", now_s=4.0).row is None
+
+
+def test_when_it_was_first_seen_at_work_is_kept() -> None:
+    row = JobRow(id="j", state="submitted", submitted_s=1.0)
+    made = advance(row, Seen(state="running"), by="webhook", now_s=9.0, seen_s=3.0).row
+    assert made is not None
+    assert made.running_s == 3.0
+    assert advance(made, Seen(state="running"), by="poll", now_s=10.0).row is None
+    polled = advance(row, Seen(state="running"), by="poll", now_s=4.0).row
+    assert polled is not None
+    assert polled.running_s == 4.0
+    again = next_attempt(msgspec.structs.replace(made, input=b"x"))
+    assert again is not None
+    assert again.running_s == 0.0

@@ -78,6 +78,11 @@ def test_by_webhook(name: str, yard: Yard) -> None:
                 assert segments["queue"]["duration_s"] == pytest.approx(done.started_s - done.accepted_s, abs=2e-3)
                 assert segments["model"]["duration_s"] == pytest.approx(done.finished_s - done.started_s, abs=2e-3)
                 assert segments["model"]["source"] == "reported"
+            if name == "cog":  # it says when it begins, and not since when it waited
+                segments = job.timeline.to_dict()["segments"]
+                assert segments["queue"]["source"] == "estimated"
+                assert 0 < segments["queue"]["duration_s"] < job.timeline.total_s
+                assert sum(one["duration_s"] for one in segments.values()) == pytest.approx(job.timeline.total_s)
 
     with LoopbackServer([Script.say("Hello there", queue_s=0.05, prefill_s=0.05)], part=part) as server:
         asyncio.run(main())
