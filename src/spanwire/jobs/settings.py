@@ -11,7 +11,7 @@ from ..endpoint import Endpoint
 from ..transport import Dialect
 from .contract import HTTPAnswer, HTTPRequest, JobCodec, JobRow, Mode, Store
 
-__all__ = ["Ask", "JobSettings", "JobTransport", "Receiving"]
+__all__ = ["Ask", "Heard", "JobSettings", "JobTransport", "Receiving"]
 
 
 class Receiving(Protocol):
@@ -23,6 +23,14 @@ class Receiving(Protocol):
 
     def close(self) -> None:
         """Take no more; what was begun is finished. Blocking."""
+
+
+@runtime_checkable
+class Heard(Protocol):
+    """What a receiver also has that says what becomes of webhooks, for metrics."""
+
+    def hear(self, tell: Callable[[str, str], None]) -> None:
+        """Call ``tell``, from any thread, with what happened (``stored``, ``duplicate``, ...) and the dialect or ``""``."""
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):

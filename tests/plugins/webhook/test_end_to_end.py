@@ -21,6 +21,7 @@ import spanwire
 from spanwire import errors
 from spanwire.jobs.stores import open_store
 from spanwire.testing import LoopbackServer, Script
+from tests.core.telemetry.heard import Heard
 
 CODECS = {dialect.name: dialect.codec for dialect in dialects()}
 NAMES = sorted(SHAPES.keys() & CODECS.keys())
@@ -185,6 +186,26 @@ def test_a_wrong_key_or_token_is_refused(name: str, yard: Yard) -> None:
     with LoopbackServer([Script.say("Hello")], part=part) as server:
         asyncio.run(main())
         assert {delivery.status for delivery in part.deliveries} == {401}
+
+
+def test_a_receiver_in_the_process_counts_by_the_managers_telemetry(tmp_path: Path) -> None:
+    heard = Heard()
+    options = {"store": f"sqlite:///{tmp_path}/jobs.db", "receiver": "127.0.0.1:0"}
+    options["receiver_options"] = {"secrets": {"generic": (SECRET,)}}  # type: ignore[assignment]
+
+    async def main() -> None:
+        async with spanwire.ConnectionManager(telemetry=heard.telemetry()) as manager:
+            endpoint = server.endpoint(transport="webhook", options={**options, "poll_after_s": 30.0})
+            await asyncio.wait_for((await manager.submit(endpoint, CALL)).result(), 20)
+            await asyncio.to_thread(server.wait_for, lambda _: part.counts["open"] == 0)
+
+    part = WebhookPart(duplicate=1.0, start_events=False)
+    with LoopbackServer([Script.say("Hello")], part=part) as server:
+        asyncio.run(main())
+    points = heard.metrics()["spanwire.job.webhooks"]
+    assert {point.attributes["spanwire.job.dialect"] for point in points} == {"generic"}
+    found = {point.attributes["spanwire.job.event"]: point.value for point in points}
+    assert found == {"received": 2, "stored": 1, "duplicate": 1}
 
 
 def test_a_job_that_is_taken_up_is_received_too(tmp_path: Path, yard: Yard) -> None:

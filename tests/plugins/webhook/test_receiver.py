@@ -177,6 +177,69 @@ def test_cogs_token_is_asked_for_besides_the_address(given: str | None, status: 
         yard.close()
 
 
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def probed(yard: Yard, path: str, method: str = "GET") -> tuple[int, bytes]:
+    answer = yard.begin(path, method=method).finish()
+    return answer.status, answer.body
+
+
+def test_probes_say_whether_it_lives_and_whether_the_store_can_be_written(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spanwire_webhook.receiver._READY_S", -1.0)
+    for path in ("/healthz", "/hooks/healthz/", "/readyz", "/hooks/readyz?x=1"):
+        assert probed(yard, path) == (200, b"ok\n")
+        assert probed(yard, path, "HEAD")[0] == 200
+        assert probed(yard, path, "POST")[0] == 404
+    yard.store.down = True
+    assert probed(yard, "/readyz") == (503, b"the store cannot be written\n")
+    assert probed(yard, "/healthz")[0] == 200
+    yard.store.down = False
+    assert probed(yard, "/readyz")[0] == 200
+    yard.receiver.draining = True
+    assert probed(yard, "/readyz") == (503, b"draining\n")
+    assert probed(yard, "/healthz")[0] == 200
+    body = said()
+    assert yard.post(yard.path("generic"), signed(body), body).status == 204  # what comes is taken to the end
+    assert yard.count("received") == 5  # probes, other than those by POST, are no webhooks
+    assert yard.sqlite.unapplied() == yard.sqlite.quarantined() == []
+
+
+def test_the_store_is_not_asked_for_every_probe(yard: Yard) -> None:
+    for _ in range(5):
+        assert probed(yard, "/readyz")[0] == 200
+    assert len(yard.store.batches) == 1
+
+
+def test_what_becomes_of_webhooks_is_told_with_the_dialect(yard: Yard) -> None:
+    told: list[tuple[str, str]] = []
+    yard.receiver.tell = lambda event, dialect: told.append((event, dialect))
+    body = said("resp_1")
+    path = yard.path("generic")
+    for headers in (signed(body), signed(body), signed(body, secret=OTHER_SECRET)):
+        yard.post(path, headers, body)
+    yard.post("/openai", signed(body), body)
+    yard.post("/someones-guess", [], body)
+    assert told == [
+        ("received", "generic"),
+        ("stored", "generic"),
+        ("received", "generic"),
+        ("duplicate", "generic"),
+        ("received", "generic"),
+        ("bad_signature", "generic"),
+        ("quarantined", "generic"),
+        ("received", "openai"),
+        ("stored", "openai"),
+        ("orphan", "openai"),
+        ("received", ""),
+        ("bad_path", ""),
+    ]
+    yard.receiver.tell = lambda event, dialect: 1 / 0  # type: ignore[assignment]
+    assert yard.post(path, signed(body, id="m7"), body).status == 204
+
+
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 

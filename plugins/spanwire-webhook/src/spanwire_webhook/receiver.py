@@ -7,6 +7,9 @@
         reception.feed(data)  # verified and spooled as it arrives
     answer = reception.finish()  # durable first, then 2xx: some servers try only twice
 
+``GET .../healthz`` says that the process answers, ``GET .../readyz`` that webhooks can be taken: the store can be written,
+and nobody has told the receiver to stop.
+
 Answers: 204 stored, 200 was there already, 401 wrong signature, 404 no address of ours, 405, 413 too large, 431 too many
 headers, 503 with Retry-After when the store is down and only then.
 
@@ -58,6 +61,12 @@ _MOST_DEDUPE_CHARS = 256
 _MOST_QUARANTINED = 100_000
 #: Members of one gzip body (RFC 1952, section 2.2). Real ones have one.
 _MOST_MEMBERS = 64
+#: What probes ask for, at the end of any path, and how long an answer about the store is good for, in seconds: the address
+#: is public.
+_HEALTH, _READY = "healthz", "readyz"
+_READY_S = 1.0
+#: So often a probe writes a row of its own; between them it takes the lock for writing, and finds the row.
+_READY_ROW_S = 3600.0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -89,7 +98,10 @@ class Receiver:
 
     Attributes:
         counters: what happened how often: ``received``, ``stored``, ``duplicate``, ``bad_signature``, ``bad_path``,
-            ``bad_mac``, ``stale``, ``unparsed``, ``too_large``, ``quarantined``, ``store_down``, ``disconnected``, ``timeout``.
+            ``bad_mac``, ``stale``, ``unparsed``, ``too_large``, ``quarantined``, ``orphan`` (valid, and of no job that is known),
+            ``store_down``, ``disconnected``, ``timeout``.
+        tell: is told of each of these, with the dialect or ``""``; from any thread.
+        draining: it was told to stop: it takes what comes, and says that it is not ready.
 
         served_at: where it is reached, if settings do not say it: in the same process.
 
@@ -117,6 +129,10 @@ class Receiver:
         self._quarantine_lock = threading.Lock()
         self._quarantine_left: int | None = None
         self.served_at: str | None = None
+        self.tell: Callable[[str, str], None] | None = None
+        self.draining = False
+        self._ready_lock = threading.Lock()
+        self._ready = (float("-inf"), False)
         self.mac = URLMac([*settings.instance_keys, store.instance_key()])
         self._key_sets = {
             scheme: KeySet(load=partial(fetch, url))
@@ -131,14 +147,22 @@ class Receiver:
 
     def begin(self, method: str, path: str, headers: Headers) -> Reception:
         """A request's head. ``path`` is decoded; its last segments count, see :meth:`URLMac.read`."""
-        self.count("received")
+        if method in ("GET", "HEAD"):
+            probe = path.partition("?")[0].removesuffix("/").rpartition("/")[2]
+            if probe == _HEALTH:
+                return Reception(self, CallbackPath("bad_path"), _said(200, "ok"))
+            if probe == _READY:
+                return Reception(self, CallbackPath("ok", _READY), None)
         where = self.mac.read(path)
+        account = ""
         if not where.ok:
             account = path.partition("?")[0].removesuffix("/").rpartition("/")[2]
+        self.count("received", where.provider or account)
+        if not where.ok:
             codec = self._codecs.get(account)
             # An address that a provider has for all jobs has no MAC: it is open to whoever can sign, and to nobody else.
             if codec is None or not self._for_all_jobs(account, codec):
-                self.count(where.reason)
+                self.count(where.reason, where.provider)
                 return Reception(self, where, _NOT_FOUND)
             where = CallbackPath("ok", account)
         if method != "POST":
@@ -181,16 +205,49 @@ class Receiver:
         new = [delivery for (_, delivery), is_new in zip(waiting, fresh, strict=True) if is_new and delivery.verified]
         for (reception, delivery), is_new in zip(waiting, fresh, strict=True):
             reception._answer_stored(delivery, is_new)
+        self._count_orphans(new)
         if new and self._stored is not None:
             try:
                 self._stored(new)
             except Exception:
                 logger.warning("whoever waits for webhooks could not be told", exc_info=True)
 
-    def count(self, name: str) -> None:
-        """One more."""
+    def _count_orphans(self, new: Sequence[Delivery]) -> None:
+        """Of addresses for all jobs: an address of one job was made with its row."""
+        for delivery in new:
+            if delivery.job is None and delivery.provider_id is not None:
+                dialect = delivery.endpoint.partition("/")[0]
+                with contextlib.suppress(Exception):  # it is stored, and that is what counts
+                    if self.store.find(dialect, delivery.provider_id) is None:
+                        self.count("orphan", dialect)
+
+    def ready(self) -> bool:
+        """Webhooks can be taken. Blocks."""
+        if self.draining:
+            return False
+        with self._ready_lock:
+            at_s, ready = self._ready
+            if time.monotonic() - at_s > _READY_S:
+                now_s = self._clock()
+                probe = Delivery(endpoint=_READY, dedupe=f"{now_s // _READY_ROW_S:.0f}", received_s=now_s)
+                was = ready
+                try:
+                    self.store.receive([probe])
+                    ready = True
+                except Exception as error:  # noqa: BLE001 - whatever a store raises
+                    ready = False
+                    if was or at_s < 0:
+                        logger.warning("the store of jobs cannot be written: %s", error)
+                self._ready = (time.monotonic(), ready)
+            return ready
+
+    def count(self, name: str, dialect: str = "") -> None:
+        """One more. ``dialect``: whose; what is none is left out."""
         with self._lock:
             self.counters[name] += 1
+        if self.tell is not None:
+            with contextlib.suppress(Exception):
+                self.tell(name, dialect if dialect in self._codecs else "")
 
     def verify_again(self) -> tuple[int, int]:
         """Verify what is kept aside, with the secrets of today. Blocks. How many were right now, and how many were tried.
@@ -367,7 +424,7 @@ class Reception:
 
     def give_up(self, why: str) -> Answer:
         """The sender went away (``disconnected``) or is too slow (``timeout``). Nothing is stored."""
-        self._receiver.count(why)
+        self._receiver.count(why, self._where.provider)
         self.answer = _TIMEOUT
         self.abandon()
         return self.answer
@@ -388,6 +445,10 @@ class Reception:
         now_s = receiver._clock()
         if where.provider == SELF_CHECK:
             self.answer = self._echo(now_s)
+            return None
+        if where.provider == _READY:
+            words = "draining" if receiver.draining else "the store cannot be written"
+            self.answer = _said(200, "ok") if receiver.ready() else _said(503, words)
             return None
         if self._too_large:
             return self._without_body(now_s)
@@ -461,7 +522,7 @@ class Reception:
     def _refused(self, verdict: Verdict, now_s: float) -> Delivery | None:
         """Kept aside if the address is ours; an open address would be an invitation to fill the disk."""
         receiver = self._receiver
-        receiver.count("bad_signature")
+        receiver.count("bad_signature", self._where.provider)
         self.answer = Answer(401, ((b"content-type", b"text/plain; charset=utf-8"),), verdict.reason.encode())
         if not self._where.job or not receiver._reserve(self._size):
             return None
@@ -486,7 +547,7 @@ class Reception:
 
     def _without_body(self, now_s: float) -> Delivery | None:
         """Too large: it says that there is something to ask for, no more. By the address alone, so that is all it may do."""
-        self._receiver.count("too_large")
+        self._receiver.count("too_large", self._where.provider)
         self.answer = _TOO_LARGE
         if not self._where.job:
             return None
@@ -528,7 +589,7 @@ class Reception:
         receiver = self._receiver
         if not delivery.verified:
             if is_new:
-                receiver.count("quarantined")
+                receiver.count("quarantined", self._where.provider)
             else:
                 receiver._reserve(-len(delivery.body))
             self.answer = Answer(
@@ -537,14 +598,14 @@ class Reception:
         elif "too_large" in delivery.flags:
             self.answer = _TOO_LARGE
         else:
-            receiver.count("stored" if is_new else "duplicate")
+            receiver.count("stored" if is_new else "duplicate", self._where.provider)
             for flag in ("stale", "unparsed"):
                 if flag in delivery.flags:
-                    receiver.count(flag)
+                    receiver.count(flag, self._where.provider)
             self.answer = _NEW if is_new else _DUPLICATE
 
     def _answer_store_down(self) -> Answer:
-        self._receiver.count("store_down")
+        self._receiver.count("store_down", self._where.provider)
         after = str(self._receiver.settings.retry_after_s).encode()
         self.answer = Answer(503, ((b"retry-after", after),))
         return self.answer
@@ -604,6 +665,10 @@ class Reception:
                     break
                 kept.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         return kept
+
+
+def _said(status: int, words: str) -> Answer:
+    return Answer(status, ((b"content-type", b"text/plain; charset=utf-8"),), f"{words}\n".encode())
 
 
 def _storable(said: object) -> str | None:
