@@ -266,13 +266,19 @@ class JobCodec(Protocol):
 
 @runtime_checkable
 class Steps(Protocol):
-    """PURE: what a codec also has whose submit takes several requests, such as a file's upload and then the batch."""
+    """PURE: what a codec also has whose submit takes several requests, such as a file's upload and then the batch.
+
+    Only the last one begins anything: those before it may be sent again, and if one fails the job has not been taken.
+    """
+
+    def steps(self, call: Call) -> int:
+        """How many requests the submit of this call takes."""
 
     def follow(
         self, call: Call, endpoint: Endpoint, row: JobRow, callback_url: str | None, answers: Sequence[HTTPAnswer]
-    ) -> HTTPRequest | None:
-        """What is sent after the submit's request and those that followed it, which were answered so: None if the last answer
-        is the acknowledgement. Raises ServerError for an answer that is a refusal; nothing was begun then."""
+    ) -> HTTPRequest:
+        """What is sent next, after the submit's request and those that followed it were answered so. Raises ServerError,
+        ProtocolError for an answer with which it cannot go on."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):

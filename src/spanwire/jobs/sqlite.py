@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,9 +55,16 @@ _BATCH, _SWEEP_ROWS = 1000, 2000
 _NAMED = 900
 #: A lease that seems to be longer is one from before the clock was set back, in seconds.
 _LONGEST_LEASE_S = 86400.0
-_JOBS = "SELECT row, input, result, id FROM job WHERE "
-_DUE = "open = 1 AND next_s IS NOT NULL AND next_s <= ? ORDER BY next_s LIMIT ?"
-_DUE_OF = f"SELECT rowid, next_s FROM job INDEXED BY job_due_of WHERE party = ? AND {_DUE}"  # noqa: S608
+_DUE = (
+    "SELECT row, input, result, rowid, next_s FROM job INDEXED BY job_due WHERE party = ? AND open = 1 "
+    "AND next_s IS NOT NULL AND next_s <= ? ORDER BY next_s LIMIT ?"
+)
+#: Each party that has open jobs: a jump through the index for each.
+_PARTIES = (
+    "WITH RECURSIVE of(party) AS (SELECT min(party) FROM job WHERE open = 1 AND next_s IS NOT NULL UNION ALL SELECT "
+    "(SELECT min(party) FROM job WHERE open = 1 AND next_s IS NOT NULL AND party > of.party) FROM of "
+    "WHERE of.party IS NOT NULL) SELECT party FROM of WHERE party IS NOT NULL"
+)
 _WAITING = "SELECT number, delivery, body, verified FROM inbox AS i WHERE applied = 0 AND verified = 1 AND "
 _FREE = "NOT lease_s BETWEEN ? AND ? AND "
 _NO_ORPHANS = (
@@ -570,22 +578,20 @@ def _due(
     now_s: float, limit: int, parties: Sequence[tuple[str, str]] | None, connection: sqlite3.Connection
 ) -> list[Any]:
     if parties is None:
-        return connection.execute(_JOBS + _DUE, (now_s, limit)).fetchall()
-    numbers: list[tuple[float, int]] = []
-    for origin, dialect in parties:  # each is looked up in the index; together they would be sorted
-        asked = (party_of(origin, dialect), now_s, limit)
-        numbers += ((next_s, number) for number, next_s in connection.execute(_DUE_OF, asked))
-    found = [
-        connection.execute(f"{_JOBS}rowid = ?", (number,)).fetchone() for _, number in heapq.nsmallest(limit, numbers)
-    ]
-    return [row for row in found if row is not None]
+        names = [name for (name,) in connection.execute(_PARTIES)]
+    else:
+        names = [party_of(*party) for party in parties]
+    found: list[Any] = []
+    for name in names:  # each is looked up in the index; together they would be sorted
+        found += connection.execute(_DUE, (name, now_s, limit))
+    return heapq.nsmallest(limit, found, key=itemgetter(4)) if len(names) > 1 else found
 
 
 def _lease_due(
     now_s: float, limit: int, parties: Sequence[tuple[str, str]] | None, until_s: float, connection: sqlite3.Connection
 ) -> list[Any]:
     found = _due(now_s, limit, parties, connection)
-    connection.executemany("UPDATE job SET next_s = ? WHERE id = ?", [(until_s, row[3]) for row in found])
+    connection.executemany("UPDATE job SET next_s = ? WHERE rowid = ?", [(until_s, row[3]) for row in found])
     return found
 
 

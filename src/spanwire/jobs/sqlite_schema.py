@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value BLOB NOT NULL);
 _V2 = """
 ALTER TABLE job ADD COLUMN party TEXT NOT NULL DEFAULT '';
 ALTER TABLE inbox ADD COLUMN lease_s REAL NOT NULL DEFAULT 0;
-CREATE INDEX job_due_of ON job(party, next_s) WHERE open = 1 AND next_s IS NOT NULL;
+DROP INDEX job_due;
+CREATE INDEX job_due ON job(party, next_s) WHERE open = 1 AND next_s IS NOT NULL;
 """
 
 

@@ -64,6 +64,8 @@ class Shape:
     schedule: Sequence[float] = ()
     #: Statuses with which it tries again; None: all but 2xx.
     again: frozenset[int] | None = None
+    #: Statuses with which a webhook is taken; None: all 2xx.
+    takes: frozenset[int] | None = None
 
     def submit(self, body: Any, headers: Mapping[str, str], id: str | None) -> Submit:
         """Raises BadSubmit."""
@@ -357,7 +359,7 @@ class RunPod(Shape):
     signs = "none"
     accepted = 200
     schedule = (10.0, 10.0)
-    again = None
+    takes = frozenset({200})
     _STATES = {  # noqa: RUF012
         "queued": "IN_QUEUE",
         "running": "IN_PROGRESS",

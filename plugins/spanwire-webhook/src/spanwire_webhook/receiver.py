@@ -10,7 +10,7 @@
 ``GET .../healthz`` says that the process answers, ``GET .../readyz`` that webhooks can be taken: the store can be written,
 and nobody has told the receiver to stop.
 
-Answers: 204 stored, 200 was there already, 401 wrong signature, 404 no address of ours, 405, 413 too large, 431 too many
+Answers: 204 stored (200 to RunPod, which tries again after anything else), 200 was there already, 401 wrong signature, 404 no address of ours, 405, 413 too large, 431 too many
 headers, 503 with Retry-After when the store is down and only then.
 
 Nothing that comes is believed: not its length, its encoding, its trace (``traceparent`` is kept with the delivery, for a link,
@@ -78,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _NEW = Answer(204)
-_DUPLICATE = Answer(200)
+_DUPLICATE = Answer(200)  # or, of one that wants it, new
 _NOT_FOUND = Answer(404)
 _NOT_ALLOWED = Answer(405, ((b"allow", b"POST"),))
 _TIMEOUT = Answer(408)
@@ -602,7 +602,9 @@ class Reception:
             for flag in ("stale", "unparsed"):
                 if flag in delivery.flags:
                     receiver.count(flag, self._where.provider)
-            self.answer = _NEW if is_new else _DUPLICATE
+            codec = receiver._codecs.get(self._where.provider)
+            # What takes 200 alone for an answer says so.
+            self.answer = _NEW if is_new and not getattr(codec, "wants_200", False) else _DUPLICATE
 
     def _answer_store_down(self) -> Answer:
         self._receiver.count("store_down", self._where.provider)

@@ -128,7 +128,6 @@ def test_a_conversation_with_tools_and_media() -> None:
 @pytest.mark.parametrize(
     ("messages", "parameters", "words"),
     [
-        ([user("x")], {"n": 2}, "n=2"),
         ([user("x")], {"logprobs": True}, "logprobs"),
         ([user("x")], {"presence_penalty": 0.5}, "presence_penalty"),
         ([user("x")], {"parallel_tool_calls": False}, "parallel_tool_calls"),

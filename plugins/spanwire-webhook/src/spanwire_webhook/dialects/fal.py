@@ -23,7 +23,8 @@ from .reading import Fields, digest, refused
 __all__ = ["OPTIONS", "FalJobs"]
 
 #: Names in ``Endpoint.options``. ``timeout_s``: how long fal may work on a job. ``priority``: ``"low"`` or ``"normal"``.
-OPTIONS = frozenset({INPUT, "priority", "timeout_s"})
+#: ``no_retry``: fal is not to try a job again whose runner failed.
+OPTIONS = frozenset({INPUT, "no_retry", "priority", "timeout_s"})
 
 _APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)+\Z")
 _STATES: Mapping[str, State] = {"IN_QUEUE": "queued", "IN_PROGRESS": "running", "COMPLETED": "succeeded"}
@@ -62,6 +63,11 @@ class FalJobs(CommonJobs):
                     endpoint=endpoint.address,
                 )
             headers["x-fal-queue-priority"] = priority
+        no_retry = endpoint.options.get("no_retry", False)
+        if not isinstance(no_retry, bool):
+            raise ConfigurationError("Endpoint.options: no_retry must be True or False", endpoint=endpoint.address)
+        if no_retry:
+            headers["x-fal-no-retry"] = "1"
         target = f"{endpoint.path}/{call.model}"
         if callback_url is not None:
             target += f"?fal_webhook={quote(callback_url, safe='')}"
