@@ -141,7 +141,9 @@ def advance(
     if _RANK[seen.state] > _RANK[row.state]:
         submitted_s = known.submitted_s or (now_s if _RANK[seen.state] >= _RANK["submitted"] else 0.0)
         begun = msgspec.structs.replace(known, state=seen.state, submitted_s=submitted_s)
-        if seen.state == "running":
+        # A webhook comes when it begins. A look at the status finds it begun, perhaps long ago, unless an earlier one has
+        # found it waiting; and what has ended already, and is on its way, says nothing of its beginning.
+        if seen.state == "running" and seen.times.finished_s is None and (by == "webhook" or row.state == "queued"):
             begun.running_s = now_s if seen_s is None else seen_s
         return Advance(begun)
     return Advance(known if known != row else None, flags=("late",) if seen.state != row.state else ())
