@@ -114,6 +114,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
         provider_id, urls: as the provider gave them.
         state: see :data:`State`.
         created_s, submitted_s, resolved_s: 0.0 = not yet.
+        running_s: when it was first seen at work, by a webhook, or by a status after one that said ``queued``; 0.0 = never.
         due_s: the deadline; poll_s: when to ask next (0.0 = not planned).
         times: the provider's.
         trace: ``traceparent`` and the like of the producer span.
@@ -140,6 +141,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_s: float = 0.0
     submitted_s: float = 0.0
     resolved_s: float = 0.0
+    running_s: float = 0.0
     due_s: float = 0.0
     poll_s: float = 0.0
     times: Times = Times()

@@ -54,7 +54,7 @@ from .contract import (
     Wakes,
 )
 from .ids import new_id
-from .settings import JobSettings, Receiving
+from .settings import Heard, JobSettings, Receiving
 from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
 from .tracing import JobTelemetry
 
@@ -973,7 +973,10 @@ class JobRunner:
         async with self._receiver_lock:
             if where not in self._receivers:
                 codecs = self.state.manager.registry.codecs_of(party.prepared.spec.name)
-                self._receivers[where] = await self._blocking(start, self.store, codecs, self.wake)
+                receiver = await self._blocking(start, self.store, codecs, self.wake)
+                if isinstance(receiver, Heard):
+                    receiver.hear(self._tell.webhook)
+                self._receivers[where] = receiver
 
     async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings | BatchReply:
         body = await self._blocking(self.store.body, row.result)

@@ -12,7 +12,7 @@ from ..transport import Dialect
 from .contract import HTTPAnswer, HTTPRequest, JobCodec, JobRow, Mode, Store
 from .stores import redacted
 
-__all__ = ["Ask", "JobSettings", "JobTransport", "Receiving"]
+__all__ = ["Ask", "Heard", "JobSettings", "JobTransport", "Receiving"]
 
 
 class Receiving(Protocol):
@@ -24,6 +24,14 @@ class Receiving(Protocol):
 
     def close(self) -> None:
         """Take no more; what was begun is finished. Blocking."""
+
+
+@runtime_checkable
+class Heard(Protocol):
+    """What a receiver also has that says what becomes of webhooks, for metrics."""
+
+    def hear(self, tell: Callable[[str, str], None]) -> None:
+        """Call ``tell``, from any thread, with what happened (``stored``, ``duplicate``, ...) and the dialect or ``""``."""
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):

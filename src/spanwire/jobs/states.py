@@ -74,7 +74,14 @@ class Advance(NamedTuple):
 
 
 def advance(
-    row: JobRow, seen: Seen, *, by: str, now_s: float, attempt: int | None = None, flags: tuple[str, ...] = ()
+    row: JobRow,
+    seen: Seen,
+    *,
+    by: str,
+    now_s: float,
+    attempt: int | None = None,
+    flags: tuple[str, ...] = (),
+    seen_s: float | None = None,
 ) -> Advance:
     """Take in what was seen of a job.
 
@@ -83,6 +90,7 @@ def advance(
         now_s: our clock, seconds since the epoch.
         attempt: the attempt that it is about, as the callback's URL says; None or 0 if unknown: the current one.
         flags: to be kept on the row if this resolves it, such as ``stale``.
+        seen_s: when it was seen, by our clock, where that is not now: a delivery's arrival.
     """
     old = bool(attempt) and attempt != row.attempt
     if row.state in TERMINAL:
@@ -132,7 +140,12 @@ def advance(
         return Advance(ended, result=seen.body is not None, resolved=True, flags=noticed)
     if _RANK[seen.state] > _RANK[row.state]:
         submitted_s = known.submitted_s or (now_s if _RANK[seen.state] >= _RANK["submitted"] else 0.0)
-        return Advance(msgspec.structs.replace(known, state=seen.state, submitted_s=submitted_s))
+        begun = msgspec.structs.replace(known, state=seen.state, submitted_s=submitted_s)
+        # A webhook comes when it begins. A look at the status finds it begun, perhaps long ago, unless an earlier one has
+        # found it waiting; and what has ended already, and is on its way, says nothing of its beginning.
+        if seen.state == "running" and seen.times.finished_s is None and (by == "webhook" or row.state == "queued"):
+            begun.running_s = now_s if seen_s is None else seen_s
+        return Advance(begun)
     return Advance(known if known != row else None, flags=("late",) if seen.state != row.state else ())
 
 
@@ -163,6 +176,7 @@ def next_attempt(row: JobRow, *, why: str = "resubmitted", now_s: float = 0.0) -
         urls={},
         times=Times(),
         submitted_s=0.0,
+        running_s=0.0,
         poll_s=now_s,
         flags=_with(tuple(flag for flag in row.flags if flag != "fetch"), why),
     )

@@ -203,3 +203,25 @@ def test_our_own_ends() -> None:
         assert step.row.resolved_by == "local"
         assert withdraw(step.row, now_s=4.0).row is None
         assert last_word(step.row, code=None, message="", now_s=4.0).row is None
+
+
+def test_when_it_was_first_seen_at_work_is_kept() -> None:
+    row = JobRow(id="j", state="submitted", submitted_s=1.0)
+    made = advance(row, Seen(state="running"), by="webhook", now_s=9.0, seen_s=3.0).row
+    assert made is not None
+    assert made.running_s == 3.0
+    assert advance(made, Seen(state="running"), by="poll", now_s=10.0).row is None
+    polled = advance(row, Seen(state="running"), by="poll", now_s=4.0).row
+    assert polled is not None
+    assert polled.running_s == 0.0  # nobody knows since when
+    waiting = advance(row, Seen(state="queued"), by="poll", now_s=4.0).row
+    assert waiting is not None
+    found = advance(waiting, Seen(state="running"), by="poll", now_s=5.0).row
+    assert found is not None
+    assert found.running_s == 5.0
+    ended = advance(waiting, Seen(state="running", times=Times(finished_s=1.0)), by="poll", now_s=5.0).row
+    assert ended is not None
+    assert ended.running_s == 0.0  # its result is on the way
+    again = next_attempt(msgspec.structs.replace(made, input=b"x"))
+    assert again is not None
+    assert again.running_s == 0.0

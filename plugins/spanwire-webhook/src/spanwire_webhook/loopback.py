@@ -30,11 +30,14 @@ from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
 from .loopback_batches import Batches
+from .loopback_gemini import event_of
 from .loopback_http import Answer, Cut, Listener, error_body, listen
+from .loopback_keys import KEYS_PATH, key_set, sign_fal, sign_gemini
 from .loopback_record import Delivery, Job, Record
+from .loopback_routes import SHAPES, route
 from .loopback_rules import SECRET, Rules
 from .loopback_send import Sender, sign_baseten, sign_standard
-from .loopback_shapes import SHAPES, BadSubmit, Route, Shape, route
+from .loopback_shapes import BadSubmit, Route, Shape
 
 __all__ = ["PART", "SECRET", "Delivery", "Job", "WebhookPart"]
 
@@ -157,9 +160,12 @@ class _Yard:
         """For the HTTP server."""
         if request.method == "GET" and request.path == "/loopback/counts":
             return Answer(200, msgspec.json.encode(self._part.counts))
+        if request.method == "GET" and request.path == KEYS_PATH:
+            return Answer(200, await asyncio.to_thread(key_set))
         key = self.rules.api_key
-        denied = key is not None and request.headers.get("authorization") not in {f"Bearer {key}", f"Api-Key {key}"}
-        found = self.batches.route(request.method, request.path) or route(request.method, request.path)
+        given = request.headers.get("x-goog-api-key") or request.headers.get("authorization", "").partition(" ")[2]
+        denied = key is not None and given != key
+        found = route(request) or self.batches.route(request.method, request.path)
         if found is None:
             answer = None if denied else self.batches.answer(request, self.rules)
             return answer or _error(404, f"there is nothing at {request.method} {request.path}")
@@ -176,7 +182,8 @@ class _Yard:
             return self._cancel(job, shape)
         with self._record.changed:
             job.asked += 1
-        return Answer(200, msgspec.json.encode(shape.told(job)))
+        status, body = shape.result(job) if found.action == "result" else (200, shape.told(job))
+        return Answer(status, msgspec.json.encode(body))
 
     def _is_over(self, job: Job) -> bool:
         return job.finished_s is not None and time.time() - job.finished_s > self.rules.retention_s
@@ -184,7 +191,7 @@ class _Yard:
     async def _submit(self, request: Request, found: Route) -> Answer | Cut:
         shape = found.shape
         try:
-            submit = shape.submit(request.body, request.headers, found.id)
+            submit = shape.addressed(shape.submit(request.body, request.headers, found.id), request)
         except BadSubmit as error:
             return _error(error.status, str(error))
         known = self._record.of_client(shape.name, submit.own)
@@ -216,7 +223,7 @@ class _Yard:
             model=submit.model,
             operation=submit.operation,
             call=submit.call,
-            callback=submit.callback or (self.rules.webhook_url if shape.name == "openai" else None),
+            callback=submit.callback or (self.rules.webhook_url if shape.account else None),
             base=f"http://{request.headers.get('host', 'localhost')}{request.path}",
             headers={name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers},
             faults=self.rules.faults(self._number),
@@ -259,7 +266,8 @@ class _Yard:
                 self._spawn(self._tell_end(job, shape), job)
             else:
                 self._record.webhook(job, "CANCELED")
-        return Answer(200, msgspec.json.encode(shape.cancelled(job, now=now)))
+        status = shape.cancelled_status if now else shape.late_cancel_status
+        return Answer(status, msgspec.json.encode(shape.cancelled(job, now=now)))
 
     # --- a job ------------------------------------------------------------------------------------------------------
 
@@ -372,10 +380,19 @@ class _Yard:
                 await asyncio.sleep(wait_s / rules.speed)
             now_s = time.time()
             headers = dict(job.headers) if shape.name == "cog" else {}
-            if shape.signs == "standard":
-                headers |= sign_standard(secrets, webhook_id, int(now_s), body, seed_v1a=seed)
+            if shape.name == "cog" and rules.auth_token is not None:
+                headers["authorization"] = f"Bearer {_NOBODYS if 'wrong' in job.faults else rules.auth_token}"
+            wrong, at_s = "wrong" in job.faults, int(now_s)
+            if shape.signs == "gemini" and job.callback != rules.webhook_url:
+                headers |= await asyncio.to_thread(
+                    sign_gemini, webhook_id, at_s, job.callback, event_of(job), wrong=wrong
+                )
+            elif shape.signs in ("standard", "gemini"):
+                headers |= sign_standard(secrets, webhook_id, at_s, body, seed_v1a=seed)
             elif shape.signs == "baseten":
                 headers |= sign_baseten(secrets, job.id, body)
+            elif shape.signs == "fal":
+                headers |= sign_fal(job.id, at_s, body, wrong=wrong)
             delivery = Delivery(
                 job=job.id, kind=kind, webhook_id=webhook_id, attempt=attempt, at_s=now_s, faults=faults
             )
@@ -386,7 +403,7 @@ class _Yard:
             self._record.delivered(job, delivery)
             if tried is not None:
                 tried.set()
-            if delivery.taken:
+            if delivery.taken if shape.takes is None else delivery.status in shape.takes:
                 return True
             if delivery.status is not None and shape.again is not None and delivery.status not in shape.again:
                 return False

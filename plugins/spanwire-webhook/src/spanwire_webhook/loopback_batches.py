@@ -89,6 +89,7 @@ class Batches(Shape):
     """The schema of batches, with the files and batches of one server."""
 
     name = "openai"
+    account = True
     accepted = 200
     schedule = Generic.schedule
     _STATES = {  # noqa: RUF012

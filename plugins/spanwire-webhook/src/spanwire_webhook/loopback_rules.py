@@ -32,10 +32,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         api_key: what a request must have as its bearer (or ``Api-Key``). None: anything goes.
         workers: jobs that are worked on at once; more wait in the queue. None: any number.
-        webhook_url: where webhooks of providers go whose endpoints belong to an account (OpenAI).
+        webhook_url: where webhooks of providers go whose endpoints belong to an account (OpenAI, Gemini's static ones).
         secrets: with which webhooks are signed, where their provider signs: each makes a part of the signature, as during
             a rotation. None left: unsigned.
         seed_v1a: 32 bytes as hex: sign with this Ed25519 key as well (Standard Webhooks v1a; needs ``cryptography``).
+        auth_token: Cog's ``WEBHOOK_AUTH_TOKEN``.
         ca: file of a CA (PEM) that webhooks to https:// trust besides the system's.
         senders: webhooks that are sent at once.
         timeout_s: how long the answer to a webhook is waited for.
@@ -67,6 +68,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     webhook_url: str | None = None
     secrets: Sequence[str] = (SECRET,)
     seed_v1a: str | None = None
+    auth_token: str | None = None
     ca: str | None = None
     senders: int = 64
     timeout_s: float = 10.0
@@ -101,7 +103,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**options)
 
     def __post_init__(self) -> None:
-        for name in ("api_key", "webhook_url", "seed_v1a", "ca", "log"):
+        for name in ("api_key", "webhook_url", "seed_v1a", "auth_token", "ca", "log"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigurationError(f"{_WHERE} {name} must be text, not {type(value).__name__}")

@@ -414,5 +414,9 @@ class _Served:
         self._served = served
         self.public_url = public_url or served.url
 
+    def hear(self, tell: Callable[[str, str], None]) -> None:
+        """See :class:`spanwire.jobs.settings.Heard`."""
+        self._served.receiver.tell = tell
+
     def close(self) -> None:
         self._served.close()

@@ -93,6 +93,11 @@ class URLMac:
         """The address to give to a provider."""
         return public_url.rstrip("/") + self.path(provider, job, attempt)
 
+    def urls(self, public_url: str, provider: str, job: str, attempt: int) -> list[str]:
+        """The addresses of this attempt by all keys: one of them was given to the provider."""
+        base = public_url.rstrip("/")
+        return [f"{base}/{provider}/{job}.{attempt}.{_mac(key, provider, job, attempt)}" for key in self._keys]
+
     def read(self, path: str) -> CallbackPath:
         """What a path says: its last two segments, so that whatever it is mounted below, or a relay puts in front, is fine.
 
