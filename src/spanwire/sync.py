@@ -478,6 +478,10 @@ class SyncBulk:
         """Block until the server has all of them; see ``Bulk.submitted``."""
         return self._thread.call(self._bulk.submitted)
 
+    def stored(self) -> Iterator[BulkResult]:
+        """What the store has of these calls now; see ``Bulk.stored``."""
+        return self._bulk.stored()
+
     def close(self) -> None:
         """Leave it; see ``Bulk``."""
         if self._thread.is_ours():

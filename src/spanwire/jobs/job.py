@@ -206,6 +206,11 @@ class Jobs:
         """Those of a call's submit."""
         return self._manager._headers_of(party.prepared, party.endpoint, call, headers)
 
+    def store_of(self, party: Party) -> Store:
+        """An endpoint's store, opened. Blocking."""
+        store = party.settings.store
+        return self._open(store) if isinstance(store, str) else store
+
     def state(self) -> LoopState:
         """Of the running loop."""
         return self._manager.state()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from ...calls import Embeddings, Reply
-from ...errors import SpanwireError
+from ...errors import JobError, SpanwireError
 from .drive import Drive
 
 __all__ = ["Bulk", "BulkCounts", "BulkResult"]
@@ -24,7 +25,7 @@ class BulkResult(msgspec.Struct, frozen=True, eq=False):
         index: the call's place among the calls, from 0.
         job: id of the job that it was part of; None if it never was one.
         reply: its reply; ``usage`` is None where several calls shared a job, for the server says it of all together.
-        error: why there is none.
+        error: why there is none. Both are None of a call whose job has not ended, in :meth:`Bulk.stored` alone.
     """
 
     index: int
@@ -34,13 +35,14 @@ class BulkResult(msgspec.Struct, frozen=True, eq=False):
 
     def result(self) -> Reply | Embeddings:
         """The reply; raises the error."""
-        if self.reply is None:
-            assert self.error is not None
+        if self.error is not None:
             raise self.error
+        if self.reply is None:
+            raise JobError("the call has no result yet", job=self.job)
         return self.reply
 
     def __repr__(self) -> str:
-        what = "replied" if self.error is None else type(self.error).__name__
+        what = type(self.error).__name__ if self.error is not None else "replied" if self.reply is not None else "open"
         return f"BulkResult({self.index}, {what}, job={self.job!r})"
 
 
@@ -122,6 +124,16 @@ class Bulk:
         while await self._drive.next(until_submitted=True) is not None:
             pass
         return self.counts
+
+    def stored(self) -> Iterator[BulkResult]:
+        """What the store has of these calls now, in their order; nothing is submitted, and nobody is asked. Blocking.
+
+        Raises:
+            ConfigurationError: there is no group, or the calls can be read only once.
+            JobError: the store is down.
+        """
+        for index, job, outcome in self._drive.stored():
+            yield BulkResult(index, job) if outcome is None else _result(index, job, outcome)
 
     async def aclose(self) -> None:
         """Leave it."""

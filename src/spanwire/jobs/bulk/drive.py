@@ -34,6 +34,7 @@ from ..contract import OPEN, TERMINAL, JobRow, State
 from ..runner import JobRunner, Party, failure_of
 from .manifest import Manifest, encoded, job_id, unlike_any
 from .shards import Cutter, Outcome, Rules, Shard, call_of, halves, may_be_one_call, outcomes
+from .stored import Found, stored
 from .window import Window, most_open
 
 if TYPE_CHECKING:
@@ -183,6 +184,21 @@ class Drive:
         shard.parts = [part for number, part in enumerate(shard.parts) if number not in set(failed)]
         self._todo.appendleft(again)
         return [outcome for outcome in found if not isinstance(outcome, SpanwireError)]
+
+    def stored(self) -> Iterator[Found]:
+        """See ``Bulk.stored``."""
+        party, calls = self.task.party, self.task.calls
+        if not self.group or iter(calls) is calls:
+            raise ConfigurationError("only calls with a group, which can be read again, are found in the store")
+        return stored(
+            self._jobs.store_of(party),
+            party.codec,
+            calls,
+            group=self.group,
+            origin=party.origin,
+            dialect=party.dialect_name,
+            rules=self.task.rules,
+        )
 
     # --- feeding --------------------------------------------------------------------------------------------------------
 

@@ -81,14 +81,15 @@ class JSONLFile:
         model = body.get("model", self.model)
         if model is None:
             raise ConfigurationError(f"{where}: no model is named; give one for such lines (--model)")
+        if "headers" in arguments:
+            raise ConfigurationError(f"{where}: headers are no field of a body")
+        call = Call.chat if operation == "chat" else Call.embeddings
         try:
-            if operation == "chat":
-                return Row(custom_id, Call.chat(model, body[needed], **arguments))
-            return Row(custom_id, Call.embeddings(model, body[needed], **arguments))
+            return Row(custom_id, call(model, body[needed], **arguments))
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error.message}") from None
-        except TypeError:  # a field with the name of an argument of ours
-            raise ConfigurationError(f"{where}: the body has a field that no call can have") from None
+        except TypeError as error:  # a field with the name of an argument of ours
+            raise ConfigurationError(f"{where}: the body has a field that no call can have: {error}") from None
 
     @staticmethod
     def _batch_row(found: Mapping[str, Any], where: str) -> tuple[str | None, str | None, Mapping[str, Any]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +64,13 @@ class Embedder(JobServer):
         return await super().submitted(asked)
 
 
-def serving_texts(*script: Doing, default: Doing | None = None) -> Any:
-    made = serving(*script, default=default)
-
-    class Both:
-        async def __aenter__(self) -> Embedder:
-            server = await made.__aenter__()
-            server.__class__ = Embedder
-            assert isinstance(server, Embedder)
-            server.embedded = Counter()
-            return server
-
-        async def __aexit__(self, *error: object) -> None:
-            await made.__aexit__(*error)
-
-    return Both()
+@contextlib.asynccontextmanager
+async def serving_texts(*script: Doing, default: Doing | None = None) -> AsyncIterator[Embedder]:
+    async with serving(*script, default=default) as server:
+        server.__class__ = Embedder
+        assert isinstance(server, Embedder)
+        server.embedded = Counter()
+        yield server
 
 
 def manager_of(**more: Any) -> spanwire.ConnectionManager:
@@ -222,11 +215,11 @@ async def test_a_wrong_number_of_vectors_is_an_error_of_its_shard(tmp_path: Path
         assert len(server.submits) == 2
 
 
-async def test_too_many_requests_are_sent_again_later(tmp_path: Path) -> None:
+async def test_too_many_requests_are_sent_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later = [Doing(ack=429), Doing(ack=503), Doing(ack=429)]
     async with serving_texts(*later) as server, manager_of() as manager:
         bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(40), group="g", shard=2, window=16)
-        bulk._drive._window.pause = lambda now_s, dice: 1  # type: ignore[method-assign] # for no time
+        monkeypatch.setattr(bulk._drive._window, "pause", lambda now_s, dice: 1)  # for no time
         assert (await bulk.wait()).done == 40
         assert set(server.embedded.values()) == {1}
         assert bulk._drive._window.limit < 16

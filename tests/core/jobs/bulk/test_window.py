@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,11 +11,11 @@ from spanwire.jobs.bulk.window import OPEN, Window, most_open
 
 
 def test_the_bounds() -> None:
-    quiet = {"webhooks": False, "delivery_s": 0.0, "polls_per_s": 0.0, "retention_s": 0.0}
+    quiet: dict[str, Any] = {"webhooks": False, "delivery_s": 0.0, "polls_per_s": 0.0, "retention_s": 0.0}
     assert most_open(None, **quiet) == OPEN
     assert most_open(5000, **quiet) == 5000
     # Baseten: 250 webhooks a second for 30 s; 20 questions a second for half of an hour.
-    baseten = {"webhooks": True, "delivery_s": 30.0, "polls_per_s": 20.0, "retention_s": 3600.0}
+    baseten: dict[str, Any] = {"webhooks": True, "delivery_s": 30.0, "polls_per_s": 20.0, "retention_s": 3600.0}
     assert most_open(10**6, **baseten) == 7500
     assert most_open(10**6, **{**baseten, "webhooks": False}) == 36_000
     assert most_open(10, **baseten) == 10
