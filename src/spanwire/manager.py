@@ -760,6 +760,8 @@ def _endpoint_of(url: str) -> Endpoint:
 
 def _call(call: Any, method: str) -> Call:
     if isinstance(call, Call):
+        if call.operation == "batch":
+            raise ConfigurationError(f"{method}() takes one call: a batch is a job, see manager.submit(endpoint, call)")
         if (call.operation == "embeddings") != (method == "embed"):
             wanted = "Call.embeddings(...)" if method == "embed" else "Call.chat(...); embed() is for embeddings"
             raise ConfigurationError(f"{method}() takes {wanted}, not a call of operation {call.operation!r}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .calls import Call, Chunk, Embeddings, Reply, SessionEvent
+from .calls import BatchReply, Call, Chunk, Embeddings, Reply, SessionEvent
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import ConfigurationError, ConnectionFailed, SpanwireError
 from .manager import ConnectionManager, Stream, default_manager
@@ -413,7 +413,7 @@ class SyncJob:
         """The job as it was last looked at."""
         return self._job.row
 
-    def result(self) -> Reply | Embeddings:
+    def result(self) -> Reply | Embeddings | BatchReply:
         """Block until the job's end, and give the reply. Errors as of ``Job.result``."""
         return self._thread.call(self._job.result)
 
@@ -425,7 +425,7 @@ class SyncJob:
         """End it; see ``Job.cancel``."""
         return self._thread.call(self._job.cancel)
 
-    def late(self) -> Reply | Embeddings | None:
+    def late(self) -> Reply | Embeddings | BatchReply | None:
         """The result that came after the job was given up; see ``Job.late``."""
         return self._thread.call(self._job.late)
 
@@ -502,7 +502,7 @@ class SyncJobs:
 
     def completed(
         self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None
-    ) -> Iterator[Reply | Embeddings]:
+    ) -> Iterator[Reply | Embeddings | BatchReply]:
         """The replies of a group, as its jobs end. A job that has failed raises its error, and ends the iteration; see
         :meth:`ended`."""
         for job in self.ended(group, endpoint=endpoint, store=store):

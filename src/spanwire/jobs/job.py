@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ..calls import Call, Embeddings, Reply
+from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import ConfigurationError, JobError
 from ..timeline import AttemptRecord, Timeline
@@ -57,11 +57,12 @@ class Job:
     def __repr__(self) -> str:
         return f"<spanwire.Job {self.id} {self.row.state if self.row is not None else 'not looked at'}>"
 
-    def __await__(self) -> Generator[Any, None, Reply | Embeddings]:
+    def __await__(self) -> Generator[Any, None, Reply | Embeddings | BatchReply]:
         return self.result().__await__()
 
-    async def result(self) -> Reply | Embeddings:
-        """Wait for the end, and give the reply; what ``await job`` does. May be asked again.
+    async def result(self) -> Reply | Embeddings | BatchReply:
+        """Wait for the end, and give the reply, of a ``Call.batch()`` a ``BatchReply``; what ``await job`` does. May be asked
+        again.
 
         Raises:
             ServerError: the provider says that it failed.
@@ -91,8 +92,11 @@ class Job:
         finally:
             self.row = await runner.get(self.id) or self.row
 
-    async def late(self) -> Reply | Embeddings | None:
-        """The result that came after the job was cancelled, expired or lost; None if none did."""
+    async def late(self) -> Reply | Embeddings | BatchReply | None:
+        """The result that came after the job was cancelled, expired or lost; None if none did.
+
+        Of a batch the provider is asked: what was answered before it was given up is there once it has stopped.
+        """
         await self.status()
         assert self.row is not None
         return await (await self._runner()).late(self.row)
@@ -328,11 +332,11 @@ class Ended:
         return Job(self._jobs, self._source, row.id, row)
 
 
-class Completed(AsyncIterator["Reply | Embeddings"]):
+class Completed(AsyncIterator["Reply | Embeddings | BatchReply"]):
     """Async iterator over the replies of a group. See :meth:`Jobs.completed`."""
 
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
 
-    async def __anext__(self) -> Reply | Embeddings:
+    async def __anext__(self) -> Reply | Embeddings | BatchReply:
         return await (await self._ended.__anext__())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..calls import Call, Embeddings, Reply
+from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import (
     AuthenticationFailed,
@@ -29,6 +29,7 @@ from ..errors import (
     JobError,
     JobExpired,
     JobLost,
+    MessageTooBig,
     ServerError,
     SpanwireError,
     server_error,
@@ -38,7 +39,22 @@ from ..timeline import AttemptRecord
 from .apply import Applied, Learned, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
-from .contract import OPEN, TERMINAL, Delivery, HTTPAnswer, HTTPRequest, JobCodec, JobRow, Seen, State, Store
+from .contract import (
+    OPEN,
+    TERMINAL,
+    BatchCodec,
+    Delivery,
+    HTTPAnswer,
+    HTTPRequest,
+    JobCodec,
+    JobRow,
+    Seeks,
+    Seen,
+    State,
+    Steps,
+    Store,
+    Wakes,
+)
 from .ids import new_id
 from .settings import JobSettings, Receiving
 from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
@@ -56,6 +72,10 @@ _T = TypeVar("_T")
 _LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
 #: How often jobs that are due are looked for, and how often old ones are swept away, in seconds.
 _DUE_S, _SWEEP_S = 1.0, 3600.0
+#: A store that tells of writes is asked only so often, and looked at no more often than this, in seconds.
+_ASK_S, _PAUSE_S = 1.0, 0.02
+#: How long others leave alone what this runner takes on; and how often it looks for what others have dropped, in seconds.
+_TAKEN_S = 5.0
 #: A submitter that has not said for so long that it is at work is dead, in seconds.
 _LEASE_S = 20.0
 #: What a server does not take now, and whose submitter has not come back for so long, others submit, in seconds.
@@ -68,9 +88,13 @@ _LOOKED_UP = 50
 _BACK_S = 0.5
 #: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
 _DISTRUST = 5
+#: How long the last question before a deadline may take, and that of a batch, whose files are large, in seconds.
+_LAST_ASK_S, _LAST_BATCH_ASK_S = 10.0, 120.0
 _BLOCKING_THREADS = 16
 #: Deliveries that are taken in before those who wait are told, and how many threads do it.
 _DELIVERIES, _APPLIERS = 200, 8
+#: Due jobs that are taken on at once.
+_DUE = 500
 
 
 class Party(msgspec.Struct, frozen=True):
@@ -122,6 +146,11 @@ class JobRunner:
         self._books: dict[str, AttemptRecord] = {}  # of submits that were just acknowledged
         self._busy: set[str] = set()  # jobs that something is being done about
         self._skipped: set[str] = set()  # due jobs of endpoints that are not known here
+        self._held: dict[str, tuple[float, JobRow]] = {}  # leased, and until when: no question was free for them
+        self._others_s = 0.0  # when the jobs of others are looked at next
+        self._stuck = 0  # deliveries that wait for a dialect that is not installed here
+        self._news = False  # somebody has said that something was written
+        self._unsubscribe: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -141,6 +170,7 @@ class JobRunner:
         """From now on this runner looks after the jobs of that endpoint too."""
         self._parties[party.origin, self._dialect(party)] = party
         self._skipped.clear()
+        self._others_s = 0.0
         self._start()
 
     async def receive(self, party: Party) -> None:
@@ -178,6 +208,8 @@ class JobRunner:
         self.register(party)
         await self.have_receiver(party)
         settings, now_s = party.settings, time.time()
+        if deadline_s is None:
+            deadline_s = settings.batch_deadline_s if call.operation == "batch" else settings.deadline_s
         row = JobRow(
             id=new_id() if id is None else id,
             group=group,
@@ -190,7 +222,7 @@ class JobRunner:
             operation=call.operation,
             state="submitting",
             created_s=now_s,
-            due_s=now_s + (deadline_s if deadline_s is not None else settings.deadline_s),
+            due_s=now_s + deadline_s,
             poll_s=now_s + _LEASE_S,
             input=_encode(call),
         )
@@ -206,7 +238,7 @@ class JobRunner:
                 if known is None:
                     raise
                 return known, None
-            row = await self._send(party, row, request, span, headers, held=held)
+            row = await self._send(party, row, call, request, span, headers, held=held)
             return row, self._books.get(row.id)
         finally:
             span.end()  # does nothing if the exchange has ended it
@@ -246,7 +278,7 @@ class JobRunner:
                 if not waiting:
                     del self._waiters[job]
 
-    async def reply(self, row: JobRow) -> Reply | Embeddings:
+    async def reply(self, row: JobRow) -> Reply | Embeddings | BatchReply:
         """What an ended job is for its caller.
 
         Raises:
@@ -261,9 +293,11 @@ class JobRunner:
             return await self._decoded(codec, row)
         raise failure_of(codec, row)
 
-    async def late(self, row: JobRow) -> Reply | Embeddings | None:
-        """The result that came after the job was given up; None if none did."""
+    async def late(self, row: JobRow) -> Reply | Embeddings | BatchReply | None:
+        """The result that came after the job was given up; None if none did. For that of a batch the provider is asked."""
         codec = self.codec_for(row)
+        if row.operation == "batch" and row.state in ("cancelled", "expired") and "late_result" not in row.flags:
+            row = await self._ask_late(row)
         if "late_result" not in row.flags or not row.result or codec is None:
             return None
         return await self._decoded(codec, row)
@@ -285,7 +319,11 @@ class JobRunner:
     def wake(self) -> None:
         """Something has come: look now. From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.state.loop.call_soon_threadsafe(self._wake.set)
+            self.state.loop.call_soon_threadsafe(self._has_news)
+
+    def _has_news(self) -> None:
+        self._news = True
+        self._wake.set()
 
     def codec_for(self, row: JobRow) -> JobCodec | None:
         """The codec of a job's dialect, if it is installed here."""
@@ -333,6 +371,9 @@ class JobRunner:
         if self.closed:
             return
         self.closed = True
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            unsubscribe()
         for task in list(self._tasks):
             with contextlib.suppress(RuntimeError):
                 task.cancel()
@@ -348,20 +389,25 @@ class JobRunner:
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
+    async def _callback(self, party: Party, row: JobRow) -> str | None:
+        if row.mode != "webhook" or party.codec.callback != "request":
+            return None
+        if self._key is None:
+            self._key = await self._blocking(self.store.instance_key)
+        base = party.settings.public_url
+        receiver = self._receivers.get(party.settings.receiver_at)
+        if base is None and receiver is not None:
+            base = receiver.public_url
+        if base is None:
+            raise ConfigurationError("there is no public URL for callbacks", endpoint=party.endpoint.address)
+        return party.settings.callback(base, row, self._key)
+
     async def _request(self, party: Party, call: Call, row: JobRow) -> HTTPRequest:
-        codec = party.codec
-        url: str | None = None
-        if row.mode == "webhook" and codec.callback == "request":
-            if self._key is None:
-                self._key = await self._blocking(self.store.instance_key)
-            base = party.settings.public_url
-            receiver = self._receivers.get(party.settings.receiver_at)
-            if base is None and receiver is not None:
-                base = receiver.public_url
-            if base is None:
-                raise ConfigurationError("there is no public URL for callbacks", endpoint=party.endpoint.address)
-            url = party.settings.callback(base, row, self._key)
-        request = codec.submit(call, party.endpoint, row, url)
+        codec, url = party.codec, await self._callback(party, row)
+        if row.operation == "batch":  # many thousand calls: the loop has other things to do meanwhile
+            request = await self._blocking(codec.submit, call, party.endpoint, row, url)
+        else:
+            request = codec.submit(call, party.endpoint, row, url)
         limit = codec.most_body_bytes
         if limit is not None and len(request.body) > limit:
             raise ConfigurationError(
@@ -374,6 +420,7 @@ class JobRunner:
         self,
         party: Party,
         row: JobRow,
+        call: Call,
         request: HTTPRequest,
         span: Any,
         headers: Mapping[str, str],
@@ -382,7 +429,12 @@ class JobRunner:
     ) -> JobRow:
         """The submit exchange of a row that says ``submitting``, and what it has brought."""
         codec = party.codec
+        more = {**span.headers, **headers}
+        begun = False
         try:
+            if isinstance(codec, Steps):
+                request = await self._before_the_last(party, codec, row, call, request, more)
+            begun = True
             seen, run = await carry(
                 self.state,
                 party.prepared,
@@ -392,16 +444,17 @@ class JobRunner:
                 operation="send",
                 model=row.model,
                 span=span.call_span,
-                headers={**span.headers, **headers},
+                headers=more,
                 idempotent=codec.resubmits,
                 quiet=False,
+                retried=True,
             )
         except asyncio.CancelledError:
             if not held:
                 self._later(self._give_up_submit, row.id)
             raise
         except SpanwireError as error:
-            if not was_refused(error):
+            if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
             if held and (error.retryable or isinstance(error, AuthenticationFailed)):
                 await self._hold(row, error)
@@ -419,6 +472,38 @@ class JobRunner:
             raise
         self._books[row.id] = run.books
         return await self._acknowledged(party, row, seen)
+
+    async def _before_the_last(
+        self,
+        party: Party,
+        codec: Steps,
+        row: JobRow,
+        call: Call,
+        request: HTTPRequest,
+        headers: Mapping[str, str],
+    ) -> HTTPRequest:
+        """The steps of a submit that begin nothing, and so may be sent again. Returns the one that does."""
+        answers: list[HTTPAnswer] = []
+        steps = codec.steps(call)
+        url = await self._callback(party, row) if steps > 1 else None
+
+        def read(answer: HTTPAnswer) -> tuple[HTTPAnswer, HTTPRequest]:
+            return answer, codec.follow(call, party.endpoint, row, url, [*answers, answer])
+
+        for _ in range(steps - 1):
+            (answer, request), _run = await carry(
+                self.state,
+                party.prepared,
+                party.endpoint,
+                request,
+                read,
+                operation="send",
+                model=row.model,
+                headers=headers,
+                retried=True,
+            )
+            answers.append(answer)
+        return request
 
     async def _acknowledged(self, party: Party, row: JobRow, seen: Seen) -> JobRow:
         now_s = time.time()
@@ -521,7 +606,7 @@ class JobRunner:
             request = await self._request(party, call, row)
             span = self._tell.begin_submit(party.endpoint, row, headers, again=True)
             try:
-                await self._send(party, row, request, span, headers, held=held)
+                await self._send(party, row, call, request, span, headers, held=held)
             finally:
                 span.end()
         finally:
@@ -536,17 +621,23 @@ class JobRunner:
 
     async def _watch(self) -> None:
         seen = -1
-        due_at = 0.0
+        ask_at = due_at = look_at = 0.0
         sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
         while not self.closed:
             try:
                 self._wake.clear()
-                now = await self._blocking(self.store.changed)
-                if now != seen:
-                    seen = now
-                    self._another_round = True
-                    await self._look()
-                elif self._waiters:
+                await self._subscribe()
+                news, self._news = self._news, False
+                looked = False
+                if news or self._unsubscribe is None or time.monotonic() >= ask_at:
+                    ask_at = time.monotonic() + _ASK_S
+                    now = await self._blocking(self.store.changed)
+                    if now != seen or time.monotonic() >= look_at:
+                        seen, looked = now, True
+                        look_at = time.monotonic() + _TAKEN_S
+                        self._another_round = True
+                        await self._look()
+                if not looked and self._waiters:
                     await self._look_up()
                 if time.monotonic() >= due_at:
                     due_at = time.monotonic() + _DUE_S
@@ -563,20 +654,28 @@ class JobRunner:
             for turn in self._turns:
                 if not turn.done():
                     turn.set_result(None)
-            limit = _LOOK_S if self._waiters or self._turns else _IDLE_LOOK_S
+            hears = self._unsubscribe is not None
+            limit = _LOOK_S if (self._waiters or self._turns) and not hears else _IDLE_LOOK_S
+            if hears and looked:  # writes come in crowds: what the next ones bring is looked at together
+                await asyncio.sleep(_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):  # not wait_for, which in Python 3.11 may swallow a cancel
                     await self._wake.wait()
 
+    async def _subscribe(self) -> None:
+        if self._unsubscribe is None and isinstance(self.store, Wakes):
+            self._unsubscribe = await self._blocking(self.store.subscribe, self.wake)
+
     async def _look(self) -> None:
         """Something was written: take in deliveries, and tell those who wait."""
-        stuck = 0  # of dialects that are not installed here: what comes after them is not to wait for them
-        while stuck < 20_000:
-            limit = _DELIVERIES + stuck
-            waiting = await self._blocking(partial(self.store.unapplied, limit=limit))
+        while self._stuck < 20_000:
+            # What cannot be applied here is not to be kept from who can, nor is what comes after it to wait.
+            stuck = self._stuck
+            limit, lease_s = _DELIVERIES + stuck, _TAKEN_S if not stuck else 0.0
+            waiting = await self._blocking(partial(self.store.unapplied, limit=limit, lease_s=lease_s))
             applied = await self._apply(waiting)
-            stuck = sum(one.learned is None for one in applied)
-            if stuck == len(waiting) < limit:
+            self._stuck = sum(one.learned is None for one in applied)
+            if len(waiting) < limit and (lease_s or self._stuck == len(waiting)):
                 break
         if not self._waiters:
             self._cursors.clear()
@@ -625,6 +724,7 @@ class JobRunner:
     def _took(self, learned: Learned, *, by_webhook: bool = False) -> None:
         """Something was learned: count it, and tell those who wait."""
         row = learned.row
+        self._held.pop(row.id, None)
         if learned.resolved:
             self._tell.resolved(row)
             if "old_attempt" in learned.flags and row.provider_id is not None:
@@ -665,11 +765,30 @@ class JobRunner:
             if until_s - now_s < _LEASE_S / 2:
                 self._submitting[job] = now_s + _LEASE_S
                 self._later(self._renew, job)
-        rows = await self._blocking(self.store.due, now_s, min(500 + len(self._skipped), 20_000))
+        self._held = {job: held for job, held in self._held.items() if held[0] > now_s}
+        self._act([row for _, row in self._held.values()], now_s)  # before those that are taken now
+        room = _DUE - len(self._held)
+        all_taken = True
+        if self._parties and room > 0:
+            leased = partial(self.store.due, parties=list(self._parties), lease_s=_TAKEN_S)
+            taken = await self._blocking(leased, now_s, room)
+            all_taken = len(taken) < room
+            self._act(taken, now_s, held_until_s=now_s + _TAKEN_S)
+        if now_s >= self._others_s:
+            # Of others, only what anybody can do: a deadline that has come, a submitter that has died.
+            rows = await self._blocking(self.store.due, now_s, min(_DUE + len(self._skipped), 20_000))
+            self._act(rows, now_s, only_others=not all_taken)
+            self._others_s = now_s + len(self._skipped) / 1000 + (0.0 if all_taken else _TAKEN_S)
+
+    def _act(
+        self, rows: Sequence[JobRow], now_s: float, *, held_until_s: float = 0.0, only_others: bool = False
+    ) -> None:
         for row in rows:
             if row.id in self._busy or row.id in self._submitting:
                 continue
             party = self._parties.get((row.origin, row.dialect))
+            if party is not None and only_others:
+                continue  # another runner of this party may be about to take it
             if row.due_s and now_s >= row.due_s:
                 self._about(row, self._expire, party)
             elif row.state == "submitting":
@@ -682,6 +801,8 @@ class JobRunner:
                 self._about(row, self._begin_again, party)
             elif self._allowed(party, now_s):
                 self._about(row, self._ask, party)
+            elif held_until_s:
+                self._held[row.id] = (held_until_s, row)
 
     def _allowed(self, party: Party, now_s: float) -> bool:
         return self._bucket(party).take(now_s)
@@ -733,9 +854,19 @@ class JobRunner:
         await self._blocking(change, self.store, row.id, step)
 
     async def _after_grace(self, row: JobRow, party: Party | None) -> None:
-        """It has not shown up: submit it again, under the next number, or as the same one where that is no second job."""
+        """It has not shown up: look for it where that can be done, else submit it again: as the same attempt where that makes no
+        second job, else under the next number."""
         assert party is not None
-        if party.codec.resubmits:
+        try:
+            seen = await self._seek(party, row)
+        except SpanwireError as error:  # perhaps it was taken: it is not to be paid for twice
+            _log.warning("job %s: it cannot be looked for at the provider: %s", row.id, error)
+            wait_s = (error.retry_after_s or 0.0) if isinstance(error, ServerError) else 0.0
+            await self._plan(row, time.time() + max(party.settings.grace_s, wait_s))
+            return
+        if seen is not None:
+            await self._acknowledged(party, row, seen)
+        elif party.codec.resubmits:
             await self._repeat(row, party)
         else:
             await self._next_attempt(row, party, "resubmitted")
@@ -749,6 +880,17 @@ class JobRunner:
         learned = await self._blocking(change, self.store, row.id, step)
         if learned is not None and learned.row.state == "created":
             await self._submit_again(party, learned.row)
+
+    async def _seek(self, party: Party, row: JobRow) -> Seen | None:
+        """The job at the provider, if that can be searched, and has it."""
+        codec = party.codec
+        answers: list[HTTPAnswer] = []
+        if isinstance(codec, Seeks):
+            while (request := codec.seek(row, party.endpoint, answers)) is not None:
+                answers.append((await self._carry(party, row, request, _as_it_is, "seek"))[0])
+            if answers:
+                return codec.sought(row, answers)
+        return None
 
     async def _next_attempt(self, row: JobRow, party: Party, why: str) -> None:
         def step(known: JobRow) -> Advance:
@@ -777,7 +919,7 @@ class JobRunner:
         """Its deadline has come. Once more it is asked for: what was never delivered may be there."""
         if party is not None and party.codec.polls and row.provider_id is not None:
             with contextlib.suppress(SpanwireError, TimeoutError):
-                async with asyncio.timeout(10.0):
+                async with asyncio.timeout(_LAST_BATCH_ASK_S if row.operation == "batch" else _LAST_ASK_S):
                     await self._ask(row, party)
         learned = await self._blocking(change, self.store, row.id, lambda row: expire(row, now_s=time.time()))
         if learned is not None:
@@ -798,16 +940,18 @@ class JobRunner:
         try:
             async with self._asks:
                 seen = await self._asked(party, row, request)
-                if seen.fetch and seen.body is None and seen.state in TERMINAL and not fetch:
+                if seen.fetch and seen.body is None and seen.state in TERMINAL:
                     known = msgspec.structs.replace(row, urls={**row.urls, **seen.urls})
-                    more = codec.result(known, party.endpoint)
-                    if more is not None:
+                    if row.operation == "batch" and isinstance(codec, BatchCodec):
+                        seen = await self._fetched(party, codec, known, seen)
+                    elif not fetch and (more := codec.result(known, party.endpoint)) is not None:
                         seen = await self._asked(party, known, more)
         except SpanwireError as error:
             wait_s = error.retry_after_s if isinstance(error, ServerError) else None
             if wait_s is not None:
                 self._bucket(party).pause(now_s + wait_s)
-            _log.info("job %s: its status cannot be asked for: %s", row.id, error)
+            level = logging.WARNING if isinstance(error, MessageTooBig) else logging.INFO
+            _log.log(level, "job %s: its status cannot be asked for: %s", row.id, error)
             await self._plan(row, max(again_s or now_s + 60.0, now_s + (wait_s or 0.0)))
             return
         if seen.retry_after_s is not None:
@@ -825,9 +969,31 @@ class JobRunner:
         )
         if learned is None:
             return
-        self._took(learned)
+        self._took(learned, by_webhook=fetch)  # which was thin
         if learned.row.state in OPEN:
             await self._plan(learned.row, again_s or row.due_s)
+
+    async def _fetched(self, party: Party, codec: BatchCodec, row: JobRow, seen: Seen) -> Seen:
+        """The result of a batch: its files, which the status has named."""
+        requests = codec.fetches(row, party.endpoint)
+        if not requests:
+            return seen
+        answers = [(await self._carry(party, row, request, _as_it_is, "result"))[0] for request in requests]
+        return await self._blocking(lambda: codec.fetched(row, seen, _names(row), answers))
+
+    async def _ask_late(self, row: JobRow) -> JobRow:
+        """What a batch that was given up had answered until then: no word comes of it, and it is paid for."""
+        party = self._parties.get((row.origin, row.dialect))
+        request = party.codec.status(row, party.endpoint) if party is not None else None
+        if party is None or request is None or not isinstance(codec := party.codec, BatchCodec):
+            return row
+        seen = await self._asked(party, row, request)
+        if seen.fetch and seen.state in TERMINAL:
+            known = msgspec.structs.replace(row, urls={**row.urls, **seen.urls})
+            found = await self._fetched(party, codec, known, seen)
+            learned = await self._blocking(lambda: learn(self.store, row.id, found, by="poll", now_s=time.time()))
+            return row if learned is None else learned.row
+        return row
 
     async def _apply_for(self, row: JobRow) -> None:
         waiting = await self._blocking(lambda: self.store.unapplied(job=row.id))
@@ -870,11 +1036,13 @@ class JobRunner:
         party = self._parties.get((row.origin, row.dialect))
         if party is None:
             return
-        request = party.codec.cancel(row, party.endpoint)
-        if request is None:
-            return
         with contextlib.suppress(SpanwireError, TimeoutError):
             async with asyncio.timeout(10.0):
+                if row.provider_id is None and (seen := await self._seek(party, row)) is not None:
+                    row = msgspec.structs.replace(row, provider_id=seen.provider_id)
+                request = party.codec.cancel(row, party.endpoint)
+                if request is None:
+                    return
                 await self._carry(party, row, request, lambda answer: answer.status, "cancel")
 
     async def _sweep(self) -> None:
@@ -892,10 +1060,19 @@ class JobRunner:
                 codecs = self.state.manager.registry.codecs_of(party.prepared.spec.name)
                 self._receivers[where] = await self._blocking(start, self.store, codecs, self.wake)
 
-    async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings:
+    async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings | BatchReply:
         body = await self._blocking(self.store.body, row.result)
+        reply: Reply | Embeddings | BatchReply
         try:
-            reply = codec.reply(row.operation, body)
+            if row.operation == "batch" and isinstance(codec, BatchCodec):
+                reply = await self._blocking(codec.replies, body)
+                for item in reply.items.values():
+                    if isinstance(item, SpanwireError):
+                        item.endpoint = item.endpoint or row.endpoint
+                    if isinstance(item, JobError):
+                        item.job = item.job or row.id
+            else:
+                reply = codec.reply(row.operation, body)
         except SpanwireError as error:
             if error.endpoint is None:
                 error.endpoint = row.endpoint
@@ -919,6 +1096,7 @@ class JobRunner:
         if row.id in self._busy:
             return
         self._busy.add(row.id)
+        self._held.pop(row.id, None)
 
         async def alone() -> None:
             try:
@@ -981,6 +1159,26 @@ def _encode(call: Call) -> bytes:
 def _decode(row: JobRow) -> Call:
     operation, model, body = msgspec.json.decode(row.input)
     return Call(operation, model, body)
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+class _Batch(msgspec.Struct):
+    requests: list[_Named]
+
+
+_decode_names = msgspec.json.Decoder(tuple[str, str, _Batch]).decode
+
+
+def _names(row: JobRow) -> list[str]:
+    """Of the calls in a batch; none once its input is gone."""
+    return [one.custom_id for one in _decode_names(row.input)[2].requests] if row.input else []
+
+
+def _as_it_is(answer: HTTPAnswer) -> HTTPAnswer:
+    return answer
 
 
 def _closed() -> SpanwireError:

@@ -10,6 +10,7 @@ import msgspec
 from ..endpoint import Endpoint
 from ..transport import Dialect
 from .contract import HTTPAnswer, HTTPRequest, JobCodec, JobRow, Mode, Store
+from .stores import redacted
 
 __all__ = ["Ask", "JobSettings", "JobTransport", "Receiving"]
 
@@ -36,6 +37,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         receiver: starts one in this process: gets the store, the codecs of all dialects by name, and what to call, from any
             thread, when something has come. Blocking. One for each store and ``receiver_at``.
         deadline_s: how long a job may take where its caller does not say, in seconds.
+        batch_deadline_s: the same of a batch, for which providers take up to 24 hours themselves.
         grace_s: how long to wait after a submit without an answer, before it is submitted again.
         on_lost: what to do where the provider has finished the job and the output is gone.
         poll_after_s: ask for the status at the earliest after so long; None: a minute with webhooks, a second without.
@@ -51,10 +53,18 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     receiver: Callable[[Store, Mapping[str, JobCodec], Callable[[], None]], Receiving] | None = None
     receiver_at: str = ""
     deadline_s: float = 86_400.0
+    batch_deadline_s: float = 26 * 3600.0
     grace_s: float = 60.0
     on_lost: Literal["raise", "resubmit"] = "raise"
     poll_after_s: float | None = None
     poll_share: float = 0.5
+
+    def __repr__(self) -> str:  # a store's URL may have a password
+        store = redacted(self.store) if isinstance(self.store, str) else self.store
+        return f"JobSettings(store={store!r}, mode={self.mode!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("store", redacted(self.store) if isinstance(self.store, str) else self.store), ("mode", self.mode)]
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -12,8 +12,7 @@ Three rules make the order in which things are learned unimportant:
 * a success that comes after the caller was told ``cancelled``, ``expired`` or ``lost`` is kept, flagged ``late_result``: the
   state stays, since somebody has acted on it.
 
-A success whose result has to be asked for first, or a failure whose reason has, is not the end: the row is flagged
-``fetch``, and is due at once.
+An end whose result, or reason, has to be asked for first is not the end yet: the row is flagged ``fetch``, and is due at once.
 
 Of an attempt before the current one only a success counts: the job was submitted again because nobody knew about it, and
 whichever succeeds first is the result. Its failures say nothing about the attempt that runs now.
@@ -102,7 +101,7 @@ def advance(
     if old and seen.state != "succeeded":
         return Advance(None, flags=("old_attempt",))
     known = _learned(row, seen, old=old)
-    if seen.state in ("succeeded", "failed") and seen.fetch and seen.body is None:
+    if seen.state in TERMINAL and seen.fetch and seen.body is None:
         # Not its end yet: a crash between here and the answer would leave a success without a result, or a failure
         # without its reason.
         asked = msgspec.structs.replace(

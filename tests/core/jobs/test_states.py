@@ -124,6 +124,18 @@ def test_a_success_that_has_to_be_fetched_is_due_at_once_and_not_its_end() -> No
     assert fetched.row.flags == ()
 
 
+@pytest.mark.parametrize("state", ["expired", "cancelled"])
+def test_an_end_that_may_have_a_result_is_not_the_end_either(state: State) -> None:
+    """A batch that has expired has the answers of those calls that were in time."""
+    step = advance(ROW, Seen(state=state, fetch=True), by="webhook", now_s=7.0)
+    assert step.row is not None
+    assert (step.row.state, step.row.poll_s, step.row.flags) == ("running", 7.0, ("fetch",))
+    assert not step.resolved
+    ended = advance(step.row, Seen(state=state), by="poll", now_s=8.0)
+    assert ended.row is not None
+    assert (ended.row.state, ended.row.flags) == (state, ())
+
+
 def test_a_failure_whose_reason_has_to_be_fetched_is_not_the_end_either() -> None:
     step = advance(ROW, Seen(state="failed", fetch=True, code="thin"), by="webhook", now_s=7.0)
     assert step.row is not None

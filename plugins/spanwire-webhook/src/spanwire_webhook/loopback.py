@@ -12,7 +12,7 @@ what is answered and how long that takes, options what befalls jobs and webhooks
 Of a script it plays ``queue_s`` (in the queue), ``headers_s`` + ``prefill_s`` + the gaps (at work), ``end_s`` (from the
 end to the webhook), the answer, ``finish_reason="error"`` (the job fails), ``body`` (JSON: the output), and an error
 ``status`` (the submit is refused). ``drop_after="request"``: the job is taken, and the connection cut;
-``hang_after="request"``: taken, and never answered.
+``hang_after="request"``: taken, and never answered. OpenAI's batches: see :mod:`spanwire_webhook.loopback_batches`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import msgspec
 from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
+from .loopback_batches import Batches
 from .loopback_http import Answer, Cut, Listener, error_body, listen
 from .loopback_record import Delivery, Job, Record
 from .loopback_rules import SECRET, Rules
@@ -103,6 +104,12 @@ class WebhookPart:
         return sorted(found, key=lambda delivery: delivery.at_s)
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """What is in the files that were uploaded, or written by batches, by their ids."""
+        yard = self._yard
+        return {} if yard is None else {id_: file.content for id_, file in list(yard.batches.files.items())}
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many ``jobs``, ``repeated_submits``, ``ended``, ``deliveries``, ``taken`` (with 2xx), and so on. As
         ``GET /loopback/counts`` tells it to other processes, with ``open``: jobs that are not done, webhooks included."""
@@ -134,6 +141,7 @@ class _Yard:
     def __init__(self, book: Book, record: Record, rules: Rules, part: WebhookPart) -> None:
         self.rules = rules
         self.open = 0
+        self.batches = Batches(book)
         self._book = book
         self._record = record
         self._part = part
@@ -149,18 +157,21 @@ class _Yard:
         """For the HTTP server."""
         if request.method == "GET" and request.path == "/loopback/counts":
             return Answer(200, msgspec.json.encode(self._part.counts))
-        found = route(request.method, request.path)
-        if found is None:
-            return _error(404, f"there is nothing at {request.method} {request.path}")
         key = self.rules.api_key
-        if key is not None and request.headers.get("authorization") not in {f"Bearer {key}", f"Api-Key {key}"}:
+        denied = key is not None and request.headers.get("authorization") not in {f"Bearer {key}", f"Api-Key {key}"}
+        found = self.batches.route(request.method, request.path) or route(request.method, request.path)
+        if found is None:
+            answer = None if denied else self.batches.answer(request, self.rules)
+            return answer or _error(404, f"there is nothing at {request.method} {request.path}")
+        if denied:
             return _error(401, "the key is missing, or it is another one")
         if found.action == "submit":
             return await self._submit(request, found)
         job = self._record.find(found.shape.name, found.id or "")
         if job is None or self._is_over(job):
             return _error(404, "there is no such job")
-        shape = SHAPES[job.dialect]  # Cog's share Replicate's paths
+        # Cog's share Replicate's paths.
+        shape = SHAPES[job.dialect] if job.operation != "batch" else self.batches
         if found.action == "cancel":
             return self._cancel(job, shape)
         with self._record.changed:
@@ -239,6 +250,8 @@ class _Yard:
             if life is not None:
                 life.cancel()  # its `finally` counts it; what follows is a new task
             job.state, job.finished_s = "cancelled", time.time()
+            if job.operation == "batch":
+                self.batches.end(job, "cancelled")
             self._record.state(job)
             if shape.tells_cancelled:
                 with self._record.changed:
@@ -298,6 +311,10 @@ class _Yard:
         busy_s = script.headers_s + script.prefill_s + script.decode_s
         if busy_s:
             await asyncio.sleep(busy_s)
+        if shape is self.batches:
+            await self.batches.work(job, script, self.rules.batch_window_s)
+            self._record.state(job)
+            return
         if script.finish == "error":
             job.error = ("server_error", "the script says that it fails")
         else:

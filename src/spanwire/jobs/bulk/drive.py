@@ -25,7 +25,9 @@ from ...errors import (
     JobError,
     JobExpired,
     JobLost,
+    Overloaded,
     ProtocolError,
+    RateLimited,
     ServerError,
     SpanwireError,
     Truncated,
@@ -54,6 +56,8 @@ _PAUSES = 7
 #: How long submits that are under way may take to end when a bulk with a group is left, in seconds.
 _LEAVE_S = 5.0
 _CANCELS = 16
+#: Rounds that a job has by itself which the server takes and then finds to be too much.
+_ROUNDS = 20
 #: How a job can end without a result. Other errors are not the job's.
 _ENDS = (ServerError, ProtocolError, Truncated, JobLost, JobExpired, JobCancelled)
 
@@ -299,7 +303,10 @@ class Drive:
             if row is None or row.state in OPEN:
                 row = await self._runner.wait(job)
             self._trouble = 0
-            await self._ended(shard, row)
+            if row.state == "succeeded":
+                self._ready.append(_Ended(shard, row))
+            else:
+                await self._failed(shard, row, None, ticket)
         except _Back:
             pass
         except JobError as error:
@@ -381,13 +388,9 @@ class Drive:
             self.submitted += len(shard.parts)
         self._turn.set()
 
-    async def _ended(self, shard: Shard, row: JobRow | None) -> None:
-        if row is not None and row.state == "succeeded":
-            self._ready.append(_Ended(shard, row))
-            return
-        await self._failed(shard, row, None)
-
-    async def _failed(self, shard: Shard, row: JobRow | None, error: SpanwireError | None) -> None:
+    async def _failed(
+        self, shard: Shard, row: JobRow | None, error: SpanwireError | None, ticket: int | None = None
+    ) -> None:
         """It has failed: half of it may not, or a further round."""
         why = error
         if row is not None and row.state == "failed" and why is None:
@@ -398,10 +401,20 @@ class Drive:
             self._todo.extendleft(reversed(halves(shard)))
             return
         again = await self._next_round(shard) if row is not None else None
+        if again is None and shard.state not in TERMINAL and isinstance(why, (RateLimited, Overloaded)):
+            # It was acknowledged, and then found to be too much, such as a batch for a queue that is full.
+            again = self._later(shard, why, ticket)
         if again is not None:
             self._todo.appendleft(again)
             return
         self._ready.append(_Ended(shard, row, error))
+
+    def _later(self, shard: Shard, why: ServerError, ticket: int | None) -> Shard | None:
+        if shard.round >= _ROUNDS:
+            return None
+        now_s, dice = time.monotonic(), random.random()  # noqa: S311
+        self._window.refused(ticket or 0, now_s, retry_after_s=why.retry_after_s, dice=dice)
+        return Shard(shard.path, shard.kind, shard.parts, round=shard.round + 1, counted=shard.counted)
 
     async def _next_round(self, shard: Shard) -> Shard | None:
         """A further round of a shard that had failed before this bulk began: if it is wanted, or there is one."""

@@ -22,6 +22,7 @@ from spanwire.errors import (
     JobError,
     ProtocolError,
     ServerError,
+    server_error,
 )
 from spanwire.hookspecs import hookimpl
 from spanwire.jobs.bulk import BulkResult
@@ -335,17 +336,19 @@ class Batching(Simple):
 
     batches = BatchLimits(frozenset({"chat"}), most_calls=4, most_bytes=10_000)
 
-    def fetches(self, *_: Any) -> Any: ...
-    def fetched(self, *_: Any) -> Any: ...
-    def replies(self, *_: Any) -> Any: ...
+    def fetches(self, *_: Any) -> Any:
+        return ()
 
-    def reply(self, call_operation: str, body: bytes) -> Any:
-        if call_operation != "batch":
-            return super().reply(call_operation, body)
+    def fetched(self, *_: Any) -> Any: ...
+
+    def replies(self, body: bytes) -> BatchReply:
         items = msgspec.json.decode(body)["output"]
         return BatchReply(
             {name: Reply(text=text) if text != "no" else ServerError("no") for name, text in items.items()}
         )
+
+    def failure(self, row: Any) -> ServerError | None:
+        return server_error(row.message, code=row.code, status=429 if row.code == "queue_full" else None)
 
 
 async def test_batches_first_and_their_calls_fail_alone(tmp_path: Path) -> None:
@@ -369,6 +372,21 @@ async def test_batches_first_and_their_calls_fail_alone(tmp_path: Path) -> None:
         assert await run(retry_failed=True) == {**wanted, 1: "mended"}
         assert [row["custom_id"] for row in server.submits[2]["input"]["requests"]] == ["1"]
         assert await run() == {**wanted, 1: "mended"}
+        assert len(server.submits) == 3
+
+
+async def test_a_batch_for_a_full_queue_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [spanwire.Call.chat("m", [{"role": "user", "content": str(number)}]) for number in range(8)]
+    full = Doing(webhooks=[{"status": "failed", "code": "queue_full", "error": "the queue is full"}])
+    outputs = [{"0": "a", "1": "b", "2": "c", "3": "d"}, {"4": "e", "5": "f", "6": "g", "7": "h"}]
+    script = [full, *(Doing(webhooks=[{"status": "done", "output": output}]) for output in outputs)]
+    async with serving(*script) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
+        bulk = manager.submit_many(endpoint_of(server, tmp_path), calls, group="g", window=1)
+        monkeypatch.setattr(bulk._drive._window, "pause", lambda now_s, dice: 1)
+        assert (await bulk.wait()).done == 8
+        assert [len(submit["input"]["requests"]) for submit in server.submits] == [4, 4, 4]
+        again = manager.submit_many(endpoint_of(server, tmp_path), calls, group="g", window=1)
+        assert (await again.wait()).done == 8
         assert len(server.submits) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spanwire.transport import Dialect
 
-from . import baseten, fal, replicate, runpod
+from . import baseten, fal, openai_batch, replicate, runpod
 from .baseten import BasetenJobs
 from .fal import FalJobs
 from .generic import GenericJobs
@@ -24,7 +24,7 @@ def dialects(*, transport: str = "webhook") -> list[Dialect]:
         Dialect(transport, "baseten", BasetenJobs(), _BOTH, baseten.OPTIONS),
         Dialect(transport, "replicate", ReplicateJobs(), _BOTH, replicate.OPTIONS),
         Dialect(transport, "cog", CogJobs(), _BOTH, replicate.OPTIONS),
-        Dialect(transport, "openai", OpenAIJobs()),
+        Dialect(transport, "openai", OpenAIJobs(), _BOTH | {"batch"}, openai_batch.OPTIONS),
         Dialect(transport, "fal", FalJobs(), _BOTH, fal.OPTIONS),
         Dialect(transport, "runpod", RunPodJobs(), _BOTH, runpod.OPTIONS),
     ]
