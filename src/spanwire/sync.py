@@ -29,10 +29,12 @@ from .telemetry import Telemetry
 from .timeline import Timeline
 
 if TYPE_CHECKING:
+    from .jobs.bulk.bulk import Bulk, BulkCounts, BulkResult
     from .jobs.contract import JobRow, Store
     from .jobs.job import Ended, Job
 
 __all__ = [
+    "SyncBulk",
     "SyncConnectionManager",
     "SyncJob",
     "SyncJobs",
@@ -284,6 +286,39 @@ class SyncConnectionManager:
         thread = _loop_thread()
         return SyncJob(thread.call(submit), thread)
 
+    def submit_many(
+        self,
+        endpoint: Endpoint | str,
+        calls: Iterable[Call],
+        *,
+        group: str = "",
+        window: int | None = None,
+        deadline_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        shard: int | None = None,
+        shard_bytes: int | None = None,
+        batch: bool | None = None,
+        retry_failed: bool = False,
+    ) -> SyncBulk:
+        """Submit many calls, and iterate over their results; see ``ConnectionManager.submit_many``."""
+        bulk = self._manager.submit_many(
+            endpoint,
+            calls,
+            group=group,
+            window=window,
+            deadline_s=deadline_s,
+            headers=headers,
+            shard=shard,
+            shard_bytes=shard_bytes,
+            batch=batch,
+            retry_failed=retry_failed,
+        )
+        return SyncBulk(bulk, _loop_thread())
+
+    def answers_later(self, endpoint: Endpoint | str) -> bool:
+        """Whether calls to this endpoint are jobs; see ``ConnectionManager.answers_later``."""
+        return self._manager.answers_later(endpoint)
+
     @property
     def jobs(self) -> SyncJobs:
         """The jobs of this manager's stores; see ``ConnectionManager.jobs``."""
@@ -398,6 +433,59 @@ class SyncJob:
     def timeline(self) -> Timeline:
         """Where its time went. Raises RuntimeError before its end was seen."""
         return self._job.timeline
+
+
+class SyncBulk:
+    """Results of many calls, for synchronous code. Made by ``SyncConnectionManager.submit_many``; see ``Bulk``.
+
+    The calls are read on the manager's own thread.
+    """
+
+    __slots__ = ("_bulk", "_thread")
+
+    def __init__(self, bulk: Bulk, thread: _LoopThread) -> None:
+        self._bulk = bulk
+        self._thread = thread
+
+    def __repr__(self) -> str:
+        return f"<spanwire.SyncBulk of {self._bulk!r}>"
+
+    @property
+    def counts(self) -> BulkCounts:
+        """How far it is."""
+        return self._bulk.counts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[BulkResult]:
+        return self
+
+    def __next__(self) -> BulkResult:
+        result = self._thread.call(self._bulk.next)
+        if result is None:
+            raise StopIteration
+        return result
+
+    def wait(self) -> BulkCounts:
+        """Block until the end; see ``Bulk.wait``."""
+        return self._thread.call(self._bulk.wait)
+
+    def submitted(self) -> BulkCounts:
+        """Block until the server has all of them; see ``Bulk.submitted``."""
+        return self._thread.call(self._bulk.submitted)
+
+    def stored(self) -> Iterator[BulkResult]:
+        """What the store has of these calls now; see ``Bulk.stored``."""
+        return self._bulk.stored()
+
+    def close(self) -> None:
+        """Leave it; see ``Bulk``."""
+        if self._thread.is_ours():
+            self._thread.call(self._bulk.aclose)
 
 
 class SyncJobs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -20,8 +20,9 @@ from .stores import default_store_url, open_store
 from .timing import timeline_of
 
 if TYPE_CHECKING:
-    from ..manager import ConnectionManager
+    from ..manager import ConnectionManager, LoopState
     from ..run import Prepared
+    from .bulk.bulk import Bulk
 
 __all__ = ["Completed", "Ended", "Job", "Jobs"]
 
@@ -160,16 +161,63 @@ class Jobs:
         headers: Mapping[str, str],
     ) -> Job:
         """See ``ConnectionManager.submit``."""
-        if not isinstance(group, str):
-            raise ConfigurationError(f"group= is a name, not {type(group).__name__}", endpoint=endpoint.address)
-        if deadline_s is not None and (
-            isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0
-        ):
-            raise ConfigurationError("deadline_s= is a number of seconds, more than 0", endpoint=endpoint.address)
+        _check_submit(group, deadline_s, endpoint.address)
         party = self.party(endpoint, prepared)
         runner = await self.runner(party, receive=False)  # which raises if it cannot
         row, submit = await runner.submit(party, call, group=group, deadline_s=deadline_s, headers=headers)
         return Job(self, party, row.id, row, submit)
+
+    def submit_many(
+        self,
+        prepared: Prepared,
+        endpoint: Endpoint,
+        calls: Iterable[Call],
+        *,
+        group: str,
+        window: int | None,
+        deadline_s: float | None,
+        headers: Mapping[str, str] | None,
+        shard: int | None,
+        shard_bytes: int | None,
+        batch: bool | None,
+        retry_failed: bool,
+    ) -> Bulk:
+        """See ``ConnectionManager.submit_many``."""
+        from .bulk.bulk import Bulk
+        from .bulk.drive import Drive, Task
+        from .bulk.shards import rules_of
+
+        address = endpoint.address
+        _check_submit(group, deadline_s, address)
+        for name, number in (("window", window), ("shard", shard), ("shard_bytes", shard_bytes)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise ConfigurationError(f"{name}= is a number from 1, not {number!r:.20}", endpoint=address)
+        if isinstance(calls, (str, bytes, Mapping, Call)) or not isinstance(calls, Iterable):
+            raise ConfigurationError(
+                f"calls= is a list of calls, or a JSONLFile, not {type(calls).__name__}", endpoint=address
+            )
+        if retry_failed and not group:
+            raise ConfigurationError(
+                "retry_failed=True needs the group that the calls were submitted with", endpoint=address
+            )
+        party = self.party(endpoint, prepared)
+        # A template was written for one call's input: whether it can be a list of many, only its author knows.
+        merge = "input" not in endpoint.options
+        rules = rules_of(party.codec, merge=merge, batch=batch, shard=shard, shard_bytes=shard_bytes, address=address)
+        return Bulk(Drive(self, Task(party, calls, rules, group, window, deadline_s, headers, retry_failed)))
+
+    def headers_of(self, party: Party, call: Call, headers: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Those of a call's submit."""
+        return self._manager._headers_of(party.prepared, party.endpoint, call, headers)
+
+    def store_of(self, party: Party) -> Store:
+        """An endpoint's store, opened. Blocking."""
+        store = party.settings.store
+        return self._open(store) if isinstance(store, str) else store
+
+    def state(self) -> LoopState:
+        """Of the running loop."""
+        return self._manager.state()
 
     def party(self, endpoint: Endpoint, prepared: Prepared) -> Party:
         """What a runner needs to know of an endpoint."""
@@ -231,6 +279,15 @@ class Jobs:
             if len(self._stores) == 1:  # the one that this manager's jobs are in
                 return next(iter(self._stores))
         return default_store_url()
+
+
+def _check_submit(group: object, deadline_s: object, address: str) -> None:
+    if not isinstance(group, str):
+        raise ConfigurationError(f"group= is a name, not {type(group).__name__}", endpoint=address)
+    if deadline_s is not None and (
+        isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0
+    ):
+        raise ConfigurationError("deadline_s= is a number of seconds, more than 0", endpoint=address)
 
 
 class Ended:

@@ -22,6 +22,7 @@ import msgspec
 from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import (
+    AuthenticationFailed,
     ConfigurationError,
     ConnectionFailed,
     JobCancelled,
@@ -49,6 +50,7 @@ from .contract import (
     JobRow,
     Seeks,
     Seen,
+    State,
     Steps,
     Store,
     Wakes,
@@ -76,6 +78,8 @@ _ASK_S, _PAUSE_S = 1.0, 0.02
 _TAKEN_S = 5.0
 #: A submitter that has not said for so long that it is at work is dead, in seconds.
 _LEASE_S = 20.0
+#: What a server does not take now, and whose submitter has not come back for so long, others submit, in seconds.
+_HELD_S = 60.0
 #: Questions at once.
 _ASKS = 32
 #: Waiting jobs that are looked up one by one in each look: those that others have resolved are nearly always found before.
@@ -106,6 +110,12 @@ class Party(msgspec.Struct, frozen=True):
         assert self.prepared.dialect is not None
         codec: JobCodec = self.prepared.dialect.codec
         return codec
+
+    @property
+    def dialect_name(self) -> str:
+        """The name of its dialect."""
+        assert self.prepared.dialect is not None
+        return self.prepared.dialect.name
 
     @property
     def origin(self) -> str:
@@ -169,26 +179,39 @@ class JobRunner:
         If its receiver cannot listen, which a submit would raise, another process may do so: jobs are asked for in any case.
         """
         try:
-            await self._have_receiver(party)
+            await self.have_receiver(party)
         except ConfigurationError as error:
             _log.warning("no receiver for the jobs of %s: %s", party.endpoint.address, error)
 
     async def submit(
-        self, party: Party, call: Call, *, group: str, deadline_s: float | None, headers: Mapping[str, str]
+        self,
+        party: Party,
+        call: Call,
+        *,
+        group: str,
+        deadline_s: float | None,
+        headers: Mapping[str, str],
+        id: str | None = None,
+        held: bool = False,
     ) -> tuple[JobRow, AttemptRecord | None]:
         """Write the row, submit, and return the row as the acknowledgement has left it, with the submit's books.
 
+        Args:
+            id: the job's. If it is in the store already, somebody else submits it: its row is returned as it is there.
+            held: its caller comes back to it. What the server does not take now stays ``created``, for :meth:`submit_held`;
+                and if the caller leaves meanwhile, the job is not cancelled.
+
         Raises:
             ConfigurationError: the call cannot be a job of this endpoint; nothing was written.
-            SpanwireError: the provider has surely not taken it. The row says ``failed``.
+            SpanwireError: the provider has surely not taken it. The row says ``failed``, or ``created`` if it is held.
         """
         self.register(party)
-        await self._have_receiver(party)
+        await self.have_receiver(party)
         settings, now_s = party.settings, time.time()
         if deadline_s is None:
             deadline_s = settings.batch_deadline_s if call.operation == "batch" else settings.deadline_s
         row = JobRow(
-            id=new_id(),
+            id=new_id() if id is None else id,
             group=group,
             endpoint=party.endpoint.address,
             origin=party.origin,
@@ -208,8 +231,14 @@ class JobRunner:
         row.trace = span.headers
         try:
             self._submitting[row.id] = row.poll_s
-            await self._blocking(self.store.add, [row])
-            row = await self._send(party, row, call, request, span, headers)
+            try:
+                await self._blocking(self.store.add, [row])
+            except JobError:
+                known = None if id is None else await self.get(id)
+                if known is None:
+                    raise
+                return known, None
+            row = await self._send(party, row, call, request, span, headers, held=held)
             return row, self._books.get(row.id)
         finally:
             span.end()  # does nothing if the exchange has ended it
@@ -219,6 +248,10 @@ class JobRunner:
     async def get(self, job: str) -> JobRow | None:
         """A job's row."""
         return await self._blocking(self.store.get, job)
+
+    async def states(self, jobs: Sequence[str]) -> dict[str, State]:
+        """How these stand; those that are not in the store are left out."""
+        return await self._blocking(self.store.states, jobs)
 
     async def wait(self, job: str) -> JobRow:
         """Wait for a job's end. Cancelling the wait does not cancel the job.
@@ -388,7 +421,15 @@ class JobRunner:
         return request
 
     async def _send(
-        self, party: Party, row: JobRow, call: Call, request: HTTPRequest, span: Any, headers: Mapping[str, str]
+        self,
+        party: Party,
+        row: JobRow,
+        call: Call,
+        request: HTTPRequest,
+        span: Any,
+        headers: Mapping[str, str],
+        *,
+        held: bool = False,
     ) -> JobRow:
         """The submit exchange of a row that says ``submitting``, and what it has brought."""
         codec = party.codec
@@ -413,11 +454,15 @@ class JobRunner:
                 retried=True,
             )
         except asyncio.CancelledError:
-            self._later(self._give_up_submit, row.id)
+            if not held:
+                self._later(self._give_up_submit, row.id)
             raise
         except SpanwireError as error:
             if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
+            if held and (error.retryable or isinstance(error, AuthenticationFailed)):
+                await self._hold(row, error)
+                raise
             code = error.code if isinstance(error, ServerError) else None
             message, at_s = error.message, time.time()
             learned = await self._blocking(
@@ -514,8 +559,39 @@ class JobRunner:
             self._took(learned)
             await self._stop(learned.row)
 
-    async def _submit_again(self, party: Party, row: JobRow) -> None:
-        """A row that says ``created``: whoever swaps it first submits it."""
+    async def _hold(self, row: JobRow, error: SpanwireError) -> None:
+        """It was not taken, and its caller sends it again; or whoever looks after it later, if its caller has gone."""
+        asked_s = error.retry_after_s if isinstance(error, ServerError) else None
+        at_s = time.time() + max(_HELD_S, asked_s or 0.0)
+
+        def step(known: JobRow) -> Advance:
+            if known.state != "submitting" or known.attempt != row.attempt:
+                return Advance(None)
+            return Advance(msgspec.structs.replace(known, state="created", poll_s=at_s))
+
+        await self._blocking(change, self.store, row.id, step)
+
+    async def submit_held(self, party: Party, job: str, headers: Mapping[str, str]) -> JobRow:
+        """Submit a job that says ``created``; does nothing if somebody else does. Returns the row as it is then.
+
+        Raises:
+            SpanwireError: as of :meth:`submit` with ``held``.
+        """
+        row = await self.get(job)
+        if row is not None and row.state == "created":
+            await self._submit_row(party, row, headers, held=True)
+            row = await self.get(job)
+        if row is None:
+            raise JobError("the job has gone from the store", job=job)
+        return row
+
+    async def _submit_again(self, party: Party, row: JobRow, *, held: bool = False) -> None:
+        """A row that says ``created``."""
+        with contextlib.suppress(SpanwireError):  # the row says it
+            await self._submit_row(party, row, {}, held=held)
+
+    async def _submit_row(self, party: Party, row: JobRow, headers: Mapping[str, str], *, held: bool) -> None:
+        """Whoever swaps it first submits it."""
 
         def step(known: JobRow) -> Advance:
             begun = submit_begins(known)
@@ -530,14 +606,13 @@ class JobRunner:
                 return  # somebody else submits it
             row = learned.row
             call = _decode(row)
-            await self._have_receiver(party)
+            await self.have_receiver(party)
             request = await self._request(party, call, row)
-            span = self._tell.begin_submit(party.endpoint, row, {}, again=True)
-            with contextlib.suppress(SpanwireError):  # the row says it
-                try:
-                    await self._send(party, row, call, request, span, {})
-                finally:
-                    span.end()
+            span = self._tell.begin_submit(party.endpoint, row, headers, again=True)
+            try:
+                await self._send(party, row, call, request, span, headers, held=held)
+            finally:
+                span.end()
         finally:
             self._submitting.pop(row.id, None)
             self._books.pop(row.id, None)
@@ -783,7 +858,8 @@ class JobRunner:
         await self._blocking(change, self.store, row.id, step)
 
     async def _after_grace(self, row: JobRow, party: Party | None) -> None:
-        """It has not shown up: look for it where that can be done, else submit it again, under the next number."""
+        """It has not shown up: look for it where that can be done, else submit it again: as the same attempt where that makes no
+        second job, else under the next number."""
         assert party is not None
         try:
             seen = await self._seek(party, row)
@@ -794,8 +870,20 @@ class JobRunner:
             return
         if seen is not None:
             await self._acknowledged(party, row, seen)
-            return
-        await self._next_attempt(row, party, "resubmitted")
+        elif party.codec.resubmits:
+            await self._repeat(row, party)
+        else:
+            await self._next_attempt(row, party, "resubmitted")
+
+    async def _repeat(self, row: JobRow, party: Party) -> None:
+        def step(known: JobRow) -> Advance:
+            if known.attempt != row.attempt or known.state != "submit_unknown":
+                return Advance(None)
+            return Advance(msgspec.structs.replace(known, state="created", poll_s=time.time()))
+
+        learned = await self._blocking(change, self.store, row.id, step)
+        if learned is not None and learned.row.state == "created":
+            await self._submit_again(party, learned.row)
 
     async def _seek(self, party: Party, row: JobRow) -> Seen | None:
         """The job at the provider, if that can be searched, and has it."""
@@ -829,7 +917,7 @@ class JobRunner:
 
     async def _begin_again(self, row: JobRow, party: Party | None) -> None:
         assert party is not None
-        await self._submit_again(party, row)
+        await self._submit_again(party, row, held=True)
 
     async def _expire(self, row: JobRow, party: Party | None) -> None:
         """Its deadline has come. Once more it is asked for: what was never delivered may be there."""
@@ -966,7 +1054,8 @@ class JobRunner:
 
     # --- inner ----------------------------------------------------------------------------------------------------------
 
-    async def _have_receiver(self, party: Party) -> None:
+    async def have_receiver(self, party: Party) -> None:
+        """Start the receiver of that endpoint, if it has one in this process. Raises ConfigurationError."""
         start, where = party.settings.receiver, party.settings.receiver_at
         if start is None or where in self._receivers:
             return

@@ -12,6 +12,7 @@ import typer
 
 from spanwire.errors import ConfigurationError
 
+from .bulk_commands import add_to
 from .settings import ReceiverSettings
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ receive = typer.Typer(add_completion=False, rich_markup_mode=None)
 jobs = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look at jobs, and at what came for them."
 )
+add_to(jobs)
 
 _Store = Annotated[
     str | None,
