@@ -105,7 +105,7 @@ def test_a_job_is_resolved_once_in_every_order(memory: Path, callback: Literal["
 @pytest.mark.parametrize(
     "url",
     [
-        "postgres://x/y",
+        "mysql://x/y",
         "jobs.db",
         "sqlite://host/jobs.db",
         "sqlite:///x?keep=1",

@@ -137,7 +137,7 @@ def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path
 
 
 def test_a_store_that_is_none_is_one_line() -> None:
-    failed = run("jobs", "list", "--store", "redis://x")
+    failed = run("jobs", "list", "--store", "mysql://x")
     assert failed.exit_code == 1
     assert "not known" in failed.output
 
