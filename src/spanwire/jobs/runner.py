@@ -146,7 +146,7 @@ class JobRunner:
         self._books: dict[str, AttemptRecord] = {}  # of submits that were just acknowledged
         self._busy: set[str] = set()  # jobs that something is being done about
         self._skipped: set[str] = set()  # due jobs of endpoints that are not known here
-        self._held: dict[str, tuple[float, JobRow]] = {}  # leased, and until when: no question was free for them
+        self._leased: dict[str, tuple[float, JobRow]] = {}  # leased, and until when: no question was free for them
         self._others_s = 0.0  # when the jobs of others are looked at next
         self._stuck = 0  # deliveries that wait for a dialect that is not installed here
         self._news = False  # somebody has said that something was written
@@ -728,7 +728,7 @@ class JobRunner:
     def _took(self, learned: Learned, *, by_webhook: bool = False) -> None:
         """Something was learned: count it, and tell those who wait."""
         row = learned.row
-        self._held.pop(row.id, None)
+        self._leased.pop(row.id, None)
         if learned.resolved:
             self._tell.resolved(row)
             if "old_attempt" in learned.flags and row.provider_id is not None:
@@ -769,9 +769,9 @@ class JobRunner:
             if until_s - now_s < _LEASE_S / 2:
                 self._submitting[job] = now_s + _LEASE_S
                 self._later(self._renew, job)
-        self._held = {job: held for job, held in self._held.items() if held[0] > now_s}
-        self._act([row for _, row in self._held.values()], now_s)  # before those that are taken now
-        room = _DUE - len(self._held)
+        self._leased = {job: held for job, held in self._leased.items() if held[0] > now_s}
+        self._act([row for _, row in self._leased.values()], now_s)  # before those that are taken now
+        room = _DUE - len(self._leased)
         all_taken = True
         if self._parties and room > 0:
             leased = partial(self.store.due, parties=list(self._parties), lease_s=_TAKEN_S)
@@ -806,7 +806,7 @@ class JobRunner:
             elif self._allowed(party, now_s):
                 self._about(row, self._ask, party)
             elif held_until_s:
-                self._held[row.id] = (held_until_s, row)
+                self._leased[row.id] = (held_until_s, row)
 
     def _allowed(self, party: Party, now_s: float) -> bool:
         return self._bucket(party).take(now_s)
@@ -1103,7 +1103,7 @@ class JobRunner:
         if row.id in self._busy:
             return
         self._busy.add(row.id)
-        self._held.pop(row.id, None)
+        self._leased.pop(row.id, None)
 
         async def alone() -> None:
             try:

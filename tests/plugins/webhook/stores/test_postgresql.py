@@ -21,8 +21,10 @@ from spanwire_webhook.stores.postgresql import open_postgresql
 from spanwire_webhook.stores.postgresql_schema import short
 from spanwire_webhook.stores.postgresql_settings import PostgreSQLSettings
 from spanwire_webhook.stores.postgresql_store import PostgreSQLStore
+from typer.testing import CliRunner
 
 import spanwire
+from spanwire.cli.app import app
 from spanwire.errors import ConfigurationError, JobError
 from spanwire.jobs.contract import Delivery, JobRow
 from spanwire.jobs.ids import new_id
@@ -396,6 +398,19 @@ def test_a_forked_child_uses_its_own_connections(postgresql: PostgreSQL, tmp_pat
         timeout=60,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.usefixtures("postgresql")
+def test_the_commands_take_its_url(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    row = JobRow(id=new_id(), dialect="generic", model="m", state="submitted", provider_id="p", due_s=9e9)
+    store = open_store(url)
+    store.add([row])
+    store.close()
+    for arguments in (["jobs", "list", "--store", url], ["jobs", "show", "generic:p", "--store", url]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert row.id in done.stdout
 
 
 def test_nothing_is_left_open(postgresql: PostgreSQL, tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ class Server:
                 migrate(connection, self.settings.schema)
                 self._warn(connection)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if "unsupported startup parameter" in str(error):
+                raise ConfigurationError(
+                    "the store is behind a pooler that takes no settings of a connection: add ?prepare_threshold=none to "
+                    "its URL"
+                ) from error
             if _refused(error):
                 raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
             raise self._down(error) from error
