@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ...errors import JobError
-from ...jobs.contract import Delivery, JobRow, State, Store, Times
+from ...jobs.contract import Delivery, JobRow, State, Store, Times, Wakes
 
 __all__ = ["StoreConformance"]
 
@@ -351,13 +351,45 @@ class StoreConformance:
         assert other.body(reference) == store.body(reference) == body
 
     def test_changes_are_noticed(self, store: Store, other: Store) -> None:
-        """By whoever watches, whoever made them."""
+        """By whoever watches, whoever made them. While nobody writes it comes to rest."""
         for writer in (store, other):
             for watcher in (store, other):
                 before = watcher.changed()
-                assert watcher.changed() == before
+                for _ in range(1000):
+                    last, before = before, watcher.changed()
+                    if last == before:
+                        break
+                else:
+                    pytest.fail("it changes all the time, and nobody writes")
                 writer.receive([_delivery(f"{id(writer)} {id(watcher)}")])
                 assert watcher.changed() != before
+
+    def test_who_subscribes_is_told(self, store: Store, other: Store) -> None:
+        """Of every kind of write that others wait for, by whoever made it, until it is ended."""
+        if not isinstance(store, Wakes):
+            pytest.skip("this store has no subscribe()")
+        woken, too = threading.Event(), threading.Event()
+        end = store.subscribe(woken.set)
+        end_too = store.subscribe(too.set)
+        writes: list[Callable[[Store], object]] = [
+            lambda by: by.add([_row()]),
+            lambda by: by.swap(_row(state="submitted"), was=("created", 1)),
+            lambda by: by.receive([_delivery()]),
+        ]
+        for write, by in zip(writes, (other, store, other), strict=True):
+            woken.clear()
+            too.clear()
+            write(by)
+            assert woken.wait(20)
+            assert too.wait(20)
+        end()
+        end()
+        woken.clear()
+        too.clear()
+        other.receive([_delivery("another")])
+        assert too.wait(20)
+        assert not woken.is_set()
+        end_too()
 
     def test_the_sweep_takes_what_is_old(self, store: Store) -> None:
         """Ended jobs and deliveries; never an open job, and no body that somebody needs."""
