@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import msgspec
 
 import spanwire
 from spanwire.jobs import runner as jobs_runner
-from spanwire.jobs.contract import TERMINAL
-from spanwire.jobs.sqlite import SQLiteStore
+from spanwire.jobs.contract import TERMINAL, JobRow, Store
+from spanwire.jobs.stores import open_store
 
 __all__ = ["Outcome", "crowd"]
 
@@ -71,15 +72,20 @@ class Outcome:
         assert self.resolved_by["webhook"] > self.resolved_by["poll"]
 
 
-def crowd(folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float = 300.0) -> Outcome:
-    """Have so many jobs submitted and resolved, by processes of which so many are killed with SIGKILL."""
+def crowd(
+    folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float = 300.0, store_url: str | None = None
+) -> Outcome:
+    """Have so many jobs submitted and resolved, by processes of which so many are killed with SIGKILL.
+
+    ``store_url``: of an empty store; None for an SQLite file of its own.
+    """
     dice, begin = random.Random(seed), time.monotonic()
-    store_path, log = folder / "jobs.db", folder / "server.log"
-    SQLiteStore(store_path).close()
+    url_of_store, log = store_url or f"sqlite:///{folder}/jobs.db", folder / "server.log"
+    open_store(url_of_store).close()
     options = {**FAULTS, "log": str(log), "speed": 50.0, "seed": seed}
     server, url = _server(options)
     port = free_port()
-    receiver = _receiver(store_path, port)
+    receiver = _receiver(url_of_store, port)
     resolved_log, submitter_log = folder / "resolved", folder / "submitted"
     outcome, left, submitter = Outcome(), kills, None
     waiter = None
@@ -87,11 +93,10 @@ def crowd(folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float 
         kill_after = [int(jobs * (n + 1) / (kills + 1)) for n in range(kills)]
         while True:
             if submitter is None:
-                submitter = _submitter(folder, url, port, jobs)
-            store = SQLiteStore(store_path)
-            written = len(_lines(submitter_log))
-            done = len(store.completed(GROUP)) if jobs <= 10_000 else _ended(store_path)
-            still_open = store.open_jobs(GROUP)
+                submitter = _submitter(folder, url, port, jobs, url_of_store)
+            store = open_store(url_of_store)
+            written, still_open = len(_lines(submitter_log)), store.open_jobs(GROUP)
+            done = 0 if still_open else len(list(_ended(store)))
             store.close()
             if left and written >= kill_after[kills - left]:
                 # In turn: those who submit and resolve, then who receives.
@@ -101,7 +106,7 @@ def crowd(folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float 
                 else:
                     _kill(receiver)
                     time.sleep(dice.uniform(0.0, 0.3))
-                    receiver = _receiver(store_path, port)
+                    receiver = _receiver(url_of_store, port)
                 left -= 1
                 outcome.kills += 1
                 continue
@@ -110,34 +115,29 @@ def crowd(folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float 
             if submitter.poll() is not None:
                 raise AssertionError(f"a submitter has ended by itself: {submitter.returncode}")
             if time.monotonic() - begin > limit_s:
-                raise AssertionError(
-                    f"{still_open} jobs are open after {limit_s} s, {written} were submitted, {done} ended"
-                )
+                raise AssertionError(f"{still_open} jobs are open after {limit_s} s, {written} were submitted")
             time.sleep(0.05)
     finally:
         for process in (submitter, receiver, server, waiter):
             if process is not None:
                 _kill(process)
     outcome.seconds = time.monotonic() - begin
-    _count(outcome, store_path, submitter_log, resolved_log, log)
+    _count(outcome, url_of_store, submitter_log, resolved_log, log)
     return outcome
 
 
-def _count(outcome: Outcome, store_path: Path, submitted: Path, resolved: Path, log: Path) -> None:
+def _count(outcome: Outcome, store_url: str, submitted: Path, resolved: Path, log: Path) -> None:
     outcome.said = set(_lines(submitted))
     outcome.resolutions = Counter(_lines(resolved))
-    store = SQLiteStore(store_path)
-    after = (0.0, "")
-    while rows := store.completed(GROUP, after):
-        after = (rows[-1].resolved_s, rows[-1].id)
-        for row in rows:
-            assert row.state in TERMINAL
-            outcome.stored.add(row.id)
-            outcome.states[row.state] += 1
-            outcome.resolved_by[row.resolved_by] += 1
-            outcome.flags.update(row.flags)
-            if row.state == "succeeded":
-                assert store.body(row.result)
+    store = open_store(store_url)
+    for row in _ended(store):
+        assert row.state in TERMINAL
+        outcome.stored.add(row.id)
+        outcome.states[row.state] += 1
+        outcome.resolved_by[row.resolved_by] += 1
+        outcome.flags.update(row.flags)
+        if row.state == "succeeded":
+            assert store.body(row.result)
     assert store.open_jobs() == 0
     # What came again while the last submitter was killed is of a job that has ended.
     for _, delivery in store.unapplied():
@@ -152,13 +152,11 @@ def _count(outcome: Outcome, store_path: Path, submitted: Path, resolved: Path, 
             outcome.served.add(own.rpartition(".")[0] or own)
 
 
-def _ended(path: Path) -> int:
-    import sqlite3
-
-    connection = sqlite3.connect(path)
-    (count,) = connection.execute("SELECT count(*) FROM job WHERE open = 0").fetchone()
-    connection.close()
-    return int(count)
+def _ended(store: Store) -> Iterator[JobRow]:
+    after = (0.0, "")
+    while rows := store.completed(GROUP, after):
+        after = (rows[-1].resolved_s, rows[-1].id)
+        yield from rows
 
 
 def _lines(path: Path) -> list[str]:
@@ -182,18 +180,18 @@ def _server(options: dict[str, Any]) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().split()[0]
 
 
-def _receiver(store: Path, port: int) -> subprocess.Popen[bytes]:
+def _receiver(store_url: str, port: int) -> subprocess.Popen[bytes]:
     begin = [sys.executable, "-c", "from spanwire.cli import main; main()"]
-    words = [*begin, "receive", "--store", f"sqlite:///{store}", "--port", str(port)]
+    words = [*begin, "receive", "--store", store_url, "--port", str(port)]
     return subprocess.Popen([*words, "--unsigned", _UNSIGNED], stderr=subprocess.DEVNULL)
 
 
-def _submitter(folder: Path, url: str, port: int, jobs: int) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "tests.soak.jobs", str(folder), url, str(port), str(jobs)]
+def _submitter(folder: Path, url: str, port: int, jobs: int, store_url: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "tests.soak.jobs", str(folder), url, str(port), str(jobs), store_url]
     return subprocess.Popen(words)
 
 
-async def _submit(folder: Path, url: str, port: int, jobs: int) -> None:
+async def _submit(folder: Path, url: str, port: int, jobs: int, store_url: str) -> None:
     """Submit what the logs say is missing, and look after all of it until killed."""
     jobs_runner._LEASE_S = 3.0  # a test has less patience with the dead
     endpoint = spanwire.Endpoint(
@@ -201,7 +199,7 @@ async def _submit(folder: Path, url: str, port: int, jobs: int) -> None:
         transport="webhook",
         dialect="generic",
         options={
-            "store": f"sqlite:///{folder}/jobs.db",
+            "store": store_url,
             "public_url": f"http://127.0.0.1:{port}",
             "grace_s": 1.0,
             "poll_after_s": 1.0,
@@ -222,7 +220,7 @@ async def _submit(folder: Path, url: str, port: int, jobs: int) -> None:
             runner._tell.resolved = note  # type: ignore[method-assign]
             # What was stored by one that was killed before it could say so is a job too.
             known = set(_lines(submitted))
-            for job_id in await asyncio.to_thread(_all_ids, folder / "jobs.db"):
+            for job_id in await asyncio.to_thread(_all_ids, store_url):
                 if job_id not in known:
                     known.add(job_id)
                     said.write(job_id + "\n")
@@ -239,14 +237,12 @@ async def _submit(folder: Path, url: str, port: int, jobs: int) -> None:
             await asyncio.Event().wait()
 
 
-def _all_ids(path: Path) -> list[str]:
-    import sqlite3
-
-    connection = sqlite3.connect(path)
-    ids = [found for (found,) in connection.execute("SELECT id FROM job")]
-    connection.close()
-    return ids
+def _all_ids(store_url: str) -> list[str]:
+    store = open_store(store_url)
+    rows = [*store.due(time.time() + 1e9, 1_000_000), *_ended(store)]  # each has a deadline
+    store.close()
+    return [row.id for row in rows]
 
 
 if __name__ == "__main__":
-    asyncio.run(_submit(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    asyncio.run(_submit(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]))
