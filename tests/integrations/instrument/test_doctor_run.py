@@ -88,6 +88,7 @@ def test_a_client_for_each_call(secure: Doctor) -> None:
     assert "stream_drops_connection" not in found.kinds  # not seen yet: each client had one call
 
 
+@pytest.mark.long
 def test_streams_that_lose_their_connection(secure: Doctor) -> None:
     path = secure.write(SHARED)
     bare = secure.bare()
@@ -116,6 +117,7 @@ def test_the_change_that_it_proposes_is_the_repair(doctor: Doctor, old: str, new
     assert [finding for finding in found.report["findings"] if finding["severity"] != "note"] == []
 
 
+@pytest.mark.long
 def test_nothing_to_fix_is_said_with_the_split_of_the_time(doctor: Doctor) -> None:
     doctor.write(UNARY)
     code, out, err = doctor.text("--", sys.executable, "agent.py")
@@ -172,6 +174,7 @@ def test_retries_inside_of_an_sdk(doctor: Doctor, server: LoopbackServer) -> Non
     assert found.finding("failed_calls")["title"] == "1 of 7 requests failed"
 
 
+@pytest.mark.long
 def test_retries_of_the_program_are_its_own(doctor: Doctor, server: LoopbackServer) -> None:
     server.script(Script(status=503, headers={"retry-after": "0"}), model="m", times=2)
     server.script(Script.say("fine"), model="m")
@@ -192,6 +195,7 @@ for _ in range(8):
     assert found.finding("failed_calls")["title"] == "2 of 8 requests failed"
 
 
+@pytest.mark.long
 def test_streams_that_nobody_closes(doctor: Doctor, server: LoopbackServer) -> None:
     server.script(Script.say("one two three four five", gap_s=0.2), model="m")
     doctor.write(f"""
@@ -218,6 +222,7 @@ for _ in range(3):
     assert found.report["enough_calls"] is False
 
 
+@pytest.mark.long
 def test_an_ssl_context_for_each_call(doctor: Doctor) -> None:
     doctor.write(
         UNARY.replace("\n    print", "\n    ssl.create_default_context()\n    print").replace("os", "os, ssl", 1)
@@ -228,6 +233,7 @@ def test_an_ssl_context_for_each_call(doctor: Doctor) -> None:
     assert finding["now"] == "ssl.create_default_context()"
 
 
+@pytest.mark.long
 def test_names_that_are_looked_up_for_each_call(doctor: Doctor) -> None:
     doctor.env["URL"] = doctor.env["URL"].replace("127.0.0.1", "localhost")
     doctor.write(SHARED)
@@ -278,6 +284,7 @@ with spanwire.SyncConnectionManager() as manager:
     assert (found.report["calls"], found.report["connections"]) == (6, 1)
 
 
+@pytest.mark.long
 def test_a_call_log_of_the_user_is_kept(doctor: Doctor) -> None:
     doctor.env["SPANWIRE_CALL_LOG"] = str(doctor.folder / "calls.jsonl")
     doctor.write(UNARY)
@@ -300,6 +307,7 @@ def test_a_program_that_crashes(doctor: Doctor) -> None:
     assert "Streams lose their connection" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
@@ -337,6 +345,7 @@ def test_a_program_without_a_call(doctor: Doctor) -> None:
     assert "\nNo call to a model was seen.\n" in err
 
 
+@pytest.mark.long
 def test_too_few_calls_are_not_judged(doctor: Doctor) -> None:
     doctor.write(SHARED.replace("range(6)", "range(3)"))
     code, _, err = doctor.text("--", sys.executable, "agent.py")
@@ -387,6 +396,7 @@ def test_modules_and_scripts(doctor: Doctor) -> None:
     assert (found.report["calls"], found.report["program"]) == (6, "run")
 
 
+@pytest.mark.long
 def test_a_sitecustomize_of_the_environment_runs_too(doctor: Doctor) -> None:
     doctor.write("import sys\nsys.there = 'yes'", "site/sitecustomize.py")
     doctor.env["PYTHONPATH"] = str(doctor.folder / "site")

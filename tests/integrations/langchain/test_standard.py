@@ -28,8 +28,8 @@ AT_LEAST = {"unit": 12, "integration": 100, "responses": 90}
     [
         ("unit", "sse"),
         ("integration", "sse"),
-        ("integration", "grpc"),
-        ("responses", "sse"),
+        pytest.param("integration", "grpc", marks=pytest.mark.long),
+        pytest.param("responses", "sse", marks=pytest.mark.long),
         ("responses", "websocket"),
     ],
 )

@@ -16,20 +16,26 @@ from spanwire_grpc.loopback import GRPCPart
 
 from spanwire.testing import LoopbackServer, TransportConformance
 
+#: Between our look at the channel and its own, gRPC may notice the end of a connection, and then makes another one.
+DIALS = {"dials": "the channel replaces a connection whose end it has noticed"}
+
 
 class TestGRPC(TransportConformance):
     scheme = "grpc"
+    cannot = DIALS
 
 
 class TestTLS(TransportConformance):
     scheme = "grpcs"
+    cannot = DIALS
     served = {"tls": True}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio has no unix sockets on Windows")
+@pytest.mark.long
 class TestUnixSocket(TransportConformance):
     scheme = "grpc"
-    cannot = {"reset": "a unix socket knows no RST"}
+    cannot = {**DIALS, "reset": "a unix socket knows no RST"}
 
     @contextlib.contextmanager
     def serve(self, *scripts: Any, default: Any = None) -> Iterator[LoopbackServer]:
@@ -40,6 +46,7 @@ class TestUnixSocket(TransportConformance):
 
 
 TEXT_ONLY = {
+    **DIALS,
     "embeddings": "this server has none",
     "reasoning": "text is all that it sends",
     "status": "INTERNAL, which is what 500 is here, is not tried again",
@@ -47,6 +54,7 @@ TEXT_ONLY = {
 }
 
 
+@pytest.mark.long
 class TestTriton(TransportConformance):
     scheme = "grpc"
     part = GRPCPart(oip="triton")
@@ -74,6 +82,7 @@ class TestMLServer(TransportConformance):
         super().test_an_empty_answer_is_an_answer()
 
 
+@pytest.mark.long
 class TestVLLM(TransportConformance):
     scheme = "grpc"
     settings = {"dialect": "vllm", "options": {"chat_template": "plain"}}

@@ -35,6 +35,7 @@ class TestHTTP2(TransportConformance):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio has no unix sockets on Windows")
+@pytest.mark.long
 class TestUnixSocket(TransportConformance):
     scheme = "http"
     cannot = {"reset": "a unix socket knows no RST"}

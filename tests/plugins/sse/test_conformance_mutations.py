@@ -15,6 +15,7 @@ from spanwire.testing import TransportConformance
 from tests.plugins.sse.mutants import MUTANTS, ROOT
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the broken copies are forked"),
     pytest.mark.timeout(240),
 ]

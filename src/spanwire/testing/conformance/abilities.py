@@ -15,6 +15,7 @@ ABILITIES: Mapping[str, str] = {
     "call_headers": "headers of a single call, its ``traceparent`` among them, reach the server, not only the handshake's",
     "connections": "the server counts its clients' connections (``connections``, ``open_connections``)",
     "credentials": "a key, headers and a query reach the server (``Request.headers``, ``Request.query``)",
+    "dials": "nobody makes a connection but the transport: its library does not replace one that broke by itself",
     "disconnect": "the server closes its connections while they are idle",
     "drop": "the server cuts the connection in an answer, or before it (``Script.drop_after``)",
     "embeddings": "calls for embeddings",
