@@ -37,7 +37,7 @@ from ..timeline import AttemptRecord
 from .apply import Applied, Learned, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
-from .contract import OPEN, TERMINAL, Delivery, HTTPAnswer, HTTPRequest, JobCodec, JobRow, Seen, Store
+from .contract import OPEN, TERMINAL, Delivery, HTTPAnswer, HTTPRequest, JobCodec, JobRow, Seen, Store, Wakes
 from .ids import new_id
 from .settings import JobSettings, Receiving
 from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
@@ -55,6 +55,10 @@ _T = TypeVar("_T")
 _LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
 #: How often jobs that are due are looked for, and how often old ones are swept away, in seconds.
 _DUE_S, _SWEEP_S = 1.0, 3600.0
+#: A store that tells of writes is asked only so often, and looked at no more often than this, in seconds.
+_ASK_S, _PAUSE_S = 1.0, 0.02
+#: How long others leave alone what this runner takes on; and how often it looks for what others have dropped, in seconds.
+_TAKEN_S = 5.0
 #: A submitter that has not said for so long that it is at work is dead, in seconds.
 _LEASE_S = 20.0
 #: Questions at once.
@@ -68,6 +72,8 @@ _DISTRUST = 5
 _BLOCKING_THREADS = 16
 #: Deliveries that are taken in before those who wait are told, and how many threads do it.
 _DELIVERIES, _APPLIERS = 200, 8
+#: Due jobs that are taken on at once.
+_DUE = 500
 
 
 class Party(msgspec.Struct, frozen=True):
@@ -113,6 +119,11 @@ class JobRunner:
         self._books: dict[str, AttemptRecord] = {}  # of submits that were just acknowledged
         self._busy: set[str] = set()  # jobs that something is being done about
         self._skipped: set[str] = set()  # due jobs of endpoints that are not known here
+        self._held: dict[str, tuple[float, JobRow]] = {}  # leased, and until when: no question was free for them
+        self._others_s = 0.0  # when the jobs of others are looked at next
+        self._stuck = 0  # deliveries that wait for a dialect that is not installed here
+        self._news = False  # somebody has said that something was written
+        self._unsubscribe: Callable[[], None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -132,6 +143,7 @@ class JobRunner:
         """From now on this runner looks after the jobs of that endpoint too."""
         self._parties[party.origin, self._dialect(party)] = party
         self._skipped.clear()
+        self._others_s = 0.0
         self._start()
 
     async def receive(self, party: Party) -> None:
@@ -253,7 +265,11 @@ class JobRunner:
     def wake(self) -> None:
         """Something has come: look now. From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.state.loop.call_soon_threadsafe(self._wake.set)
+            self.state.loop.call_soon_threadsafe(self._has_news)
+
+    def _has_news(self) -> None:
+        self._news = True
+        self._wake.set()
 
     def codec_for(self, row: JobRow) -> JobCodec | None:
         """The codec of a job's dialect, if it is installed here."""
@@ -301,6 +317,9 @@ class JobRunner:
         if self.closed:
             return
         self.closed = True
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            unsubscribe()
         for task in list(self._tasks):
             with contextlib.suppress(RuntimeError):
                 task.cancel()
@@ -463,17 +482,23 @@ class JobRunner:
 
     async def _watch(self) -> None:
         seen = -1
-        due_at = 0.0
+        ask_at = due_at = look_at = 0.0
         sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
         while not self.closed:
             try:
                 self._wake.clear()
-                now = await self._blocking(self.store.changed)
-                if now != seen:
-                    seen = now
-                    self._another_round = True
-                    await self._look()
-                elif self._waiters:
+                await self._subscribe()
+                news, self._news = self._news, False
+                looked = False
+                if news or self._unsubscribe is None or time.monotonic() >= ask_at:
+                    ask_at = time.monotonic() + _ASK_S
+                    now = await self._blocking(self.store.changed)
+                    if now != seen or time.monotonic() >= look_at:
+                        seen, looked = now, True
+                        look_at = time.monotonic() + _TAKEN_S
+                        self._another_round = True
+                        await self._look()
+                if not looked and self._waiters:
                     await self._look_up()
                 if time.monotonic() >= due_at:
                     due_at = time.monotonic() + _DUE_S
@@ -490,20 +515,28 @@ class JobRunner:
             for turn in self._turns:
                 if not turn.done():
                     turn.set_result(None)
-            limit = _LOOK_S if self._waiters or self._turns else _IDLE_LOOK_S
+            hears = self._unsubscribe is not None
+            limit = _LOOK_S if (self._waiters or self._turns) and not hears else _IDLE_LOOK_S
+            if hears and looked:  # writes come in crowds: what the next ones bring is looked at together
+                await asyncio.sleep(_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):  # not wait_for, which in Python 3.11 may swallow a cancel
                     await self._wake.wait()
 
+    async def _subscribe(self) -> None:
+        if self._unsubscribe is None and isinstance(self.store, Wakes):
+            self._unsubscribe = await self._blocking(self.store.subscribe, self.wake)
+
     async def _look(self) -> None:
         """Something was written: take in deliveries, and tell those who wait."""
-        stuck = 0  # of dialects that are not installed here: what comes after them is not to wait for them
-        while stuck < 20_000:
-            limit = _DELIVERIES + stuck
-            waiting = await self._blocking(partial(self.store.unapplied, limit=limit))
+        while self._stuck < 20_000:
+            # What cannot be applied here is not to be kept from who can, nor is what comes after it to wait.
+            stuck = self._stuck
+            limit, lease_s = _DELIVERIES + stuck, _TAKEN_S if not stuck else 0.0
+            waiting = await self._blocking(partial(self.store.unapplied, limit=limit, lease_s=lease_s))
             applied = await self._apply(waiting)
-            stuck = sum(one.learned is None for one in applied)
-            if stuck == len(waiting) < limit:
+            self._stuck = sum(one.learned is None for one in applied)
+            if len(waiting) < limit and (lease_s or self._stuck == len(waiting)):
                 break
         if not self._waiters:
             self._cursors.clear()
@@ -552,6 +585,7 @@ class JobRunner:
     def _took(self, learned: Learned, *, by_webhook: bool = False) -> None:
         """Something was learned: count it, and tell those who wait."""
         row = learned.row
+        self._held.pop(row.id, None)
         if learned.resolved:
             self._tell.resolved(row)
             if "old_attempt" in learned.flags and row.provider_id is not None:
@@ -592,11 +626,30 @@ class JobRunner:
             if until_s - now_s < _LEASE_S / 2:
                 self._submitting[job] = now_s + _LEASE_S
                 self._later(self._renew, job)
-        rows = await self._blocking(self.store.due, now_s, min(500 + len(self._skipped), 20_000))
+        self._held = {job: held for job, held in self._held.items() if held[0] > now_s}
+        self._act([row for _, row in self._held.values()], now_s)  # before those that are taken now
+        room = _DUE - len(self._held)
+        all_taken = True
+        if self._parties and room > 0:
+            leased = partial(self.store.due, parties=list(self._parties), lease_s=_TAKEN_S)
+            taken = await self._blocking(leased, now_s, room)
+            all_taken = len(taken) < room
+            self._act(taken, now_s, held_until_s=now_s + _TAKEN_S)
+        if now_s >= self._others_s:
+            # Of others, only what anybody can do: a deadline that has come, a submitter that has died.
+            rows = await self._blocking(self.store.due, now_s, min(_DUE + len(self._skipped), 20_000))
+            self._act(rows, now_s, only_others=not all_taken)
+            self._others_s = now_s + len(self._skipped) / 1000 + (0.0 if all_taken else _TAKEN_S)
+
+    def _act(
+        self, rows: Sequence[JobRow], now_s: float, *, held_until_s: float = 0.0, only_others: bool = False
+    ) -> None:
         for row in rows:
             if row.id in self._busy or row.id in self._submitting:
                 continue
             party = self._parties.get((row.origin, row.dialect))
+            if party is not None and only_others:
+                continue  # another runner of this party may be about to take it
             if row.due_s and now_s >= row.due_s:
                 self._about(row, self._expire, party)
             elif row.state == "submitting":
@@ -609,6 +662,8 @@ class JobRunner:
                 self._about(row, self._begin_again, party)
             elif self._allowed(party, now_s):
                 self._about(row, self._ask, party)
+            elif held_until_s:
+                self._held[row.id] = (held_until_s, row)
 
     def _allowed(self, party: Party, now_s: float) -> bool:
         return self._bucket(party).take(now_s)
@@ -832,6 +887,7 @@ class JobRunner:
         if row.id in self._busy:
             return
         self._busy.add(row.id)
+        self._held.pop(row.id, None)
 
         async def alone() -> None:
             try:

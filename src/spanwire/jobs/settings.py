@@ -10,6 +10,7 @@ import msgspec
 from ..endpoint import Endpoint
 from ..transport import Dialect
 from .contract import HTTPAnswer, HTTPRequest, JobCodec, JobRow, Mode, Store
+from .stores import redacted
 
 __all__ = ["Ask", "JobSettings", "JobTransport", "Receiving"]
 
@@ -55,6 +56,13 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_lost: Literal["raise", "resubmit"] = "raise"
     poll_after_s: float | None = None
     poll_share: float = 0.5
+
+    def __repr__(self) -> str:  # a store's URL may have a password
+        store = redacted(self.store) if isinstance(self.store, str) else self.store
+        return f"JobSettings(store={store!r}, mode={self.mode!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("store", redacted(self.store) if isinstance(self.store, str) else self.store), ("mode", self.mode)]
 
 
 class Ask(msgspec.Struct, frozen=True):

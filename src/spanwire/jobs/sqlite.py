@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import heapq
 import logging
 import os
 import queue
 import re
-import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ import msgspec
 from ..errors import ConfigurationError, JobError
 from .contract import OPEN, Delivery, JobRow, State
 from .segments import NAME_BYTES, Segments, inline
+from .sqlite_schema import migrate, party_of
 
 __all__ = ["SQLiteStore"]
 
@@ -51,31 +53,20 @@ _BUSY_S = 30.0
 _BATCH, _SWEEP_ROWS = 1000, 2000
 #: Ids in one statement. Source: SQLITE_MAX_VARIABLE_NUMBER was 999 before SQLite 3.32.
 _NAMED = 900
-_VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS job(
-    id TEXT PRIMARY KEY, grp TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL, open INTEGER NOT NULL,
-    next_s REAL, resolved_s REAL NOT NULL, input BLOB NOT NULL, result BLOB NOT NULL, row BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS job_due ON job(next_s) WHERE open = 1 AND next_s IS NOT NULL;
-CREATE INDEX IF NOT EXISTS job_open ON job(grp) WHERE open = 1;
-CREATE INDEX IF NOT EXISTS job_completed ON job(grp, resolved_s, id) WHERE open = 0;
-CREATE INDEX IF NOT EXISTS job_age ON job(resolved_s) WHERE open = 0;
-CREATE TABLE IF NOT EXISTS provider_id(
-    dialect TEXT NOT NULL, provider_id TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY(dialect, provider_id, job));
-CREATE INDEX IF NOT EXISTS provider_id_job ON provider_id(job);
-CREATE TABLE IF NOT EXISTS inbox(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, endpoint TEXT NOT NULL, dedupe TEXT NOT NULL, verified INTEGER NOT NULL,
-    dialect TEXT NOT NULL, job TEXT, provider_id TEXT, received_s REAL NOT NULL, applied INTEGER NOT NULL,
-    body BLOB NOT NULL, delivery BLOB NOT NULL);
-CREATE UNIQUE INDEX IF NOT EXISTS inbox_once ON inbox(endpoint, dedupe, verified);
-CREATE INDEX IF NOT EXISTS inbox_waiting ON inbox(number) WHERE applied = 0 AND verified = 1;
-CREATE INDEX IF NOT EXISTS inbox_job ON inbox(job) WHERE applied = 0 AND verified = 1 AND job IS NOT NULL;
-CREATE INDEX IF NOT EXISTS inbox_provider ON inbox(dialect, provider_id) WHERE applied = 0 AND verified = 1 AND job IS NULL;
-CREATE INDEX IF NOT EXISTS inbox_quarantine ON inbox(number) WHERE verified = 0;
-CREATE INDEX IF NOT EXISTS inbox_age ON inbox(received_s);
-CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value BLOB NOT NULL);
-"""
+#: A lease that seems to be longer is one from before the clock was set back, in seconds.
+_LONGEST_LEASE_S = 86400.0
+_DUE = (
+    "SELECT row, input, result, rowid, next_s FROM job INDEXED BY job_due WHERE party = ? AND open = 1 "
+    "AND next_s IS NOT NULL AND next_s <= ? ORDER BY next_s LIMIT ?"
+)
+#: Each party that has open jobs: a jump through the index for each.
+_PARTIES = (
+    "WITH RECURSIVE of(party) AS (SELECT min(party) FROM job WHERE open = 1 AND next_s IS NOT NULL UNION ALL SELECT "
+    "(SELECT min(party) FROM job WHERE open = 1 AND next_s IS NOT NULL AND party > of.party) FROM of "
+    "WHERE of.party IS NOT NULL) SELECT party FROM of WHERE party IS NOT NULL"
+)
 _WAITING = "SELECT number, delivery, body, verified FROM inbox AS i WHERE applied = 0 AND verified = 1 AND "
+_FREE = "NOT lease_s BETWEEN ? AND ? AND "
 _NO_ORPHANS = (
     "(EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
     "WHERE p.dialect = i.dialect AND p.provider_id = i.provider_id))) ORDER BY number LIMIT ?"
@@ -131,8 +122,8 @@ class SQLiteStore:
         def write(connection: sqlite3.Connection) -> None:
             for row in rows:
                 connection.execute(
-                    "INSERT INTO job(id, grp, state, attempt, open, next_s, resolved_s, input, result, row) "
-                    "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO job(id, grp, party, state, attempt, open, next_s, resolved_s, input, result, row) "
+                    "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (row.id, *self._columns(row)),
                 )
                 self._index(connection, row)
@@ -163,29 +154,29 @@ class SQLiteStore:
             ).fetchone()
             if known is None:
                 return False
-            _, state_now, attempt_now, is_open, next_s, resolved_s, input_ref, result, data = self._columns(
-                row, known[0]
-            )
             connection.execute(
-                "UPDATE job SET state = ?, attempt = ?, open = ?, next_s = ?, resolved_s = ?, input = ?, result = ?, row = ? "
-                "WHERE id = ?",
-                (state_now, attempt_now, is_open, next_s, resolved_s, input_ref, result, data, row.id),
+                "UPDATE job SET party = ?, state = ?, attempt = ?, open = ?, next_s = ?, resolved_s = ?, input = ?, "
+                "result = ?, row = ? WHERE id = ?",
+                (*self._columns(row, known[0])[1:], row.id),
             )
             self._index(connection, row)
             return True
 
         return self._write(write)
 
-    def due(self, now_s: float, limit: int = 500) -> list[JobRow]:
-        """Open jobs whose deadline or next poll has come, the oldest first."""
-        return [
-            self._job(found)
-            for found in self._read(
-                "SELECT row, input, result FROM job WHERE open = 1 AND next_s IS NOT NULL AND next_s <= ? "
-                "ORDER BY next_s LIMIT ?",
-                (now_s, limit),
-            )
-        ]
+    def due(
+        self,
+        now_s: float,
+        limit: int = 500,
+        *,
+        parties: Sequence[tuple[str, str]] | None = None,
+        lease_s: float = 0.0,
+    ) -> list[JobRow]:
+        """Open jobs whose deadline or next poll has come, the oldest first. A lease puts off when they are due."""
+        found = self._read_with(partial(_due, now_s, limit, parties))
+        if lease_s > 0 and found:  # somebody may have taken some meanwhile
+            found = self._write(partial(_lease_due, now_s, limit, parties, now_s + lease_s))
+        return [self._job(row[:3]) for row in found]
 
     def states(self, ids: Sequence[str]) -> dict[str, State]:
         """How these jobs stand."""
@@ -250,7 +241,12 @@ class SQLiteStore:
         return self._write(write)
 
     def unapplied(
-        self, *, job: str | None = None, provider: tuple[str, str] | None = None, limit: int = 1000
+        self,
+        *,
+        job: str | None = None,
+        provider: tuple[str, str] | None = None,
+        limit: int = 1000,
+        lease_s: float = 0.0,
     ) -> list[tuple[int, Delivery]]:
         """Verified deliveries that were not applied yet, the oldest first."""
         if job is not None:
@@ -259,6 +255,11 @@ class SQLiteStore:
             found = self._read(
                 _WAITING + "job IS NULL AND dialect = ? AND provider_id = ? ORDER BY number LIMIT ?", (*provider, limit)
             )
+        elif lease_s > 0:
+            now_s = time.time()
+            found = self._read(_WAITING + _FREE + _NO_ORPHANS, (now_s, now_s + _LONGEST_LEASE_S, 1))
+            if found:  # most looks find nothing, and write nothing
+                found = self._write(partial(_lease_deliveries, now_s, limit, now_s + lease_s))
         else:
             found = self._read(_WAITING + _NO_ORPHANS, (limit,))
         return [self._delivery(row) for row in found]
@@ -390,19 +391,7 @@ class SQLiteStore:
             raise ConfigurationError(f"the store {self.path} cannot be opened: {error.strerror}") from error
         connection = self._connect()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version > _VERSION:
-                raise ConfigurationError(
-                    f"the store {self.path} was made by a newer spanwire (its version {version}, ours is {_VERSION}): "
-                    "pip install -U spanwire"
-                )
-            if version < _VERSION:
-                for statement in _SCHEMA.split(";\n"):
-                    connection.execute(statement)
-                connection.execute("INSERT OR IGNORE INTO meta VALUES('instance_key', ?)", (secrets.token_bytes(32),))
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-            connection.execute("COMMIT")
+            migrate(connection, self.path)
         finally:
             connection.close()
 
@@ -435,7 +424,18 @@ class SQLiteStore:
             input_ref = self._segments.append(row.input)
         data = _encoder.encode(msgspec.structs.replace(row, input=b"", result=b""))
         next_s = min(times) if is_open and times else None
-        return row.group, row.state, row.attempt, int(is_open), next_s, row.resolved_s, input_ref, row.result, data
+        return (
+            row.group,
+            party_of(row.origin, row.dialect),
+            row.state,
+            row.attempt,
+            int(is_open),
+            next_s,
+            row.resolved_s,
+            input_ref,
+            row.result,
+            data,
+        )
 
     @staticmethod
     def _index(connection: sqlite3.Connection, row: JobRow) -> None:
@@ -460,17 +460,20 @@ class SQLiteStore:
         return number, delivery
 
     def _read(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
+        return self._read_with(lambda connection: connection.execute(statement, arguments).fetchall())
+
+    def _read_with(self, read: Callable[[sqlite3.Connection], list[Any]]) -> list[Any]:
         self._alive()
         with self._reading:
             try:
                 try:
-                    return self._reader_now().execute(statement, arguments).fetchall()
+                    return read(self._reader_now())
                 except sqlite3.Error as error:  # it may be the connection's trouble alone
                     _log.info("a read of the store is made again, on a new connection: %s", error, exc_info=True)
                     reader, self._reader = self._reader, None
                     if reader is not None:
                         reader.close()
-                    return self._reader_now().execute(statement, arguments).fetchall()
+                    return read(self._reader_now())
             except sqlite3.Error as error:
                 raise _down(error) from error
 
@@ -569,6 +572,33 @@ def _commit(connection: sqlite3.Connection, segments: Segments, writes: Sequence
             connection.execute("ROLLBACK")
         raise
     return answers
+
+
+def _due(
+    now_s: float, limit: int, parties: Sequence[tuple[str, str]] | None, connection: sqlite3.Connection
+) -> list[Any]:
+    if parties is None:
+        names = [name for (name,) in connection.execute(_PARTIES)]
+    else:
+        names = [party_of(*party) for party in parties]
+    found: list[Any] = []
+    for name in names:  # each is looked up in the index; together they would be sorted
+        found += connection.execute(_DUE, (name, now_s, limit))
+    return heapq.nsmallest(limit, found, key=itemgetter(4)) if len(names) > 1 else found
+
+
+def _lease_due(
+    now_s: float, limit: int, parties: Sequence[tuple[str, str]] | None, until_s: float, connection: sqlite3.Connection
+) -> list[Any]:
+    found = _due(now_s, limit, parties, connection)
+    connection.executemany("UPDATE job SET next_s = ? WHERE rowid = ?", [(until_s, row[3]) for row in found])
+    return found
+
+
+def _lease_deliveries(now_s: float, limit: int, until_s: float, connection: sqlite3.Connection) -> list[Any]:
+    found = connection.execute(_WAITING + _FREE + _NO_ORPHANS, (now_s, now_s + _LONGEST_LEASE_S, limit)).fetchall()
+    connection.executemany("UPDATE inbox SET lease_s = ? WHERE number = ?", [(until_s, row[0]) for row in found])
+    return found
 
 
 def _delete(statement: str, arguments: tuple[Any, ...], connection: sqlite3.Connection) -> int:

@@ -26,6 +26,7 @@ from spanwire.errors import (
     ServerError,
 )
 from spanwire.hookspecs import hookimpl
+from spanwire.jobs import runner as runner_module
 from spanwire.jobs.contract import Delivery, JobRow
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.transport import Dialect
@@ -447,6 +448,61 @@ async def test_deliveries_of_a_dialect_that_is_not_here_hold_up_nobody(tmp_path:
     store.close()
     async with serving() as server, manager_of() as manager:
         assert (await (await manager.submit(endpoint_of(server, tmp_path), CALL))).text == TEXT  # type: ignore[union-attr]
+
+
+class Telling(SQLiteStore):
+    """Tells of writes, as a test says, and counts how often it is asked."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.wakes: list[Callable[[], None]] = []
+        self.asked = 0
+
+    def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
+        self.wakes.append(wake)
+        return lambda: self.wakes.remove(wake)
+
+    def changed(self) -> int:
+        self.asked += 1
+        return super().changed()
+
+
+async def test_a_store_that_tells_of_writes_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but its word makes the runner look: an hour would pass otherwise."""
+    for name in ("_ASK_S", "_IDLE_LOOK_S", "_LOOK_S"):
+        monkeypatch.setattr(runner_module, name, 3600.0)
+    store, other = Telling(tmp_path / "jobs.db"), SQLiteStore(tmp_path / "jobs.db")
+    row = JobRow(id="1", dialect="simple", state="submitted", due_s=4e9)
+    other.add([row])
+    async with manager_of() as manager:
+        waiting = asyncio.ensure_future(manager.jobs.attach("1", store=store).result())
+        while not store.wakes or store.asked == 0:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        ended = msgspec.structs.replace(row, state="cancelled", resolved_s=2.0)
+        assert await asyncio.to_thread(other.swap, ended, was=("submitted", 1))
+        store.wakes[0]()
+        with pytest.raises(JobCancelled):
+            await waiting
+        assert store.asked <= 3
+    assert store.wakes == []
+    store.close()
+    other.close()
+
+
+async def test_what_another_runner_took_and_dropped_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had leased a delivery, and died: nothing is written after that."""
+    monkeypatch.setattr(runner_module, "_TAKEN_S", 0.05)
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id="1", dialect="simple", state="submitted", provider_id="p", due_s=4e9)])
+    done = Delivery(endpoint="simple", dedupe="m", job="1", attempt=1, body=said("done", "p", output="x"))
+    store.receive([done])
+    assert len(store.unapplied(lease_s=0.2)) == 1
+    async with manager_of() as manager:
+        assert (await manager.jobs.attach("1", store=store)).text == "x"  # type: ignore[union-attr]
+    store.close()
 
 
 # --- groups -------------------------------------------------------------------------------------------------------------

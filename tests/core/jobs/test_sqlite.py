@@ -13,9 +13,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
 from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs import sqlite as sqlite_module
+from spanwire.jobs import sqlite_schema
 from spanwire.jobs.apply import apply_deliveries, learn
 from spanwire.jobs.contract import Delivery, JobRow, Seen
 from spanwire.jobs.segments import Segments
@@ -147,18 +150,139 @@ def test_the_instance_key_is_the_stores(tmp_path: Path) -> None:
     two.close()
 
 
-def test_what_is_due_is_looked_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parties", [None, [("http://h:1", "d"), ("http://h:2", "d")]])
+def test_what_is_due_is_looked_up(tmp_path: Path, parties: list[tuple[str, str]] | None) -> None:
     """By its index: a scan of a hundred thousand open jobs each tenth of a second would be all that the process does."""
     store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id="1", origin="http://h:1", dialect="d", due_s=1.0)])
+    asked: list[str] = []
     connection = sqlite3.connect(store.path)
-    plan = connection.execute(
-        "EXPLAIN QUERY PLAN SELECT row, input, result FROM job WHERE open = 1 AND next_s IS NOT NULL AND next_s <= 5 "
-        "ORDER BY next_s LIMIT 500"
-    ).fetchall()
+    connection.set_trace_callback(asked.append)
+    sqlite_module._due(5.0, 500, parties, connection)
+    connection.set_trace_callback(None)
+    plans = [plan for one in asked for *_, plan in connection.execute(f"EXPLAIN QUERY PLAN {one}")]
+    looks = [plan for plan in plans if " job " in plan]
+    assert len(looks) == len(parties or "123")  # the last: which parties there are
+    assert all("SEARCH" in plan and "INDEX job_due" in plan for plan in looks), plans
+    assert not any("TEMP B-TREE" in plan for plan in plans)  # nothing is sorted
     connection.close()
     store.close()
-    assert "job_due" in plan[0][3]
-    assert len(plan) == 1
+
+
+#: What version 1 was made by.
+V1 = """
+CREATE TABLE job(
+    id TEXT PRIMARY KEY, grp TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL, open INTEGER NOT NULL,
+    next_s REAL, resolved_s REAL NOT NULL, input BLOB NOT NULL, result BLOB NOT NULL, row BLOB NOT NULL);
+CREATE INDEX job_due ON job(next_s) WHERE open = 1 AND next_s IS NOT NULL;
+CREATE INDEX job_open ON job(grp) WHERE open = 1;
+CREATE INDEX job_completed ON job(grp, resolved_s, id) WHERE open = 0;
+CREATE INDEX job_age ON job(resolved_s) WHERE open = 0;
+CREATE TABLE provider_id(
+    dialect TEXT NOT NULL, provider_id TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY(dialect, provider_id, job));
+CREATE INDEX provider_id_job ON provider_id(job);
+CREATE TABLE inbox(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, endpoint TEXT NOT NULL, dedupe TEXT NOT NULL, verified INTEGER NOT NULL,
+    dialect TEXT NOT NULL, job TEXT, provider_id TEXT, received_s REAL NOT NULL, applied INTEGER NOT NULL,
+    body BLOB NOT NULL, delivery BLOB NOT NULL);
+CREATE UNIQUE INDEX inbox_once ON inbox(endpoint, dedupe, verified);
+CREATE INDEX inbox_waiting ON inbox(number) WHERE applied = 0 AND verified = 1;
+CREATE INDEX inbox_job ON inbox(job) WHERE applied = 0 AND verified = 1 AND job IS NOT NULL;
+CREATE INDEX inbox_provider ON inbox(dialect, provider_id) WHERE applied = 0 AND verified = 1 AND job IS NULL;
+CREATE INDEX inbox_quarantine ON inbox(number) WHERE verified = 0;
+CREATE INDEX inbox_age ON inbox(received_s);
+CREATE TABLE meta(name TEXT PRIMARY KEY, value BLOB NOT NULL);
+PRAGMA user_version = 1;
+"""
+
+
+def a_file_of_version_1(path: Path) -> tuple[list[JobRow], list[Delivery]]:
+    encode = msgspec.msgpack.encode
+    rows = [
+        JobRow(id="1", group="g", origin="http://h:1/x y", dialect="d", state="running", created_s=1.0, due_s=100.0),
+        JobRow(id="2", origin="http://h:2", dialect="e", state="submitted", poll_s=5.0, provider_id="p-2"),
+        JobRow(id="3", group="g", origin="http://h:2", dialect="e", state="succeeded", resolved_s=2.0),
+    ]
+    deliveries = [
+        Delivery(endpoint="d/hooks", dedupe="m", job="1"),
+        Delivery(endpoint="e", dedupe="n", provider_id="p-2"),
+    ]
+    connection = sqlite3.connect(path)
+    connection.executescript(V1)
+    for row in rows:
+        is_open, next_s = row.state != "succeeded", min((at for at in (row.due_s, row.poll_s) if at), default=None)
+        connection.execute(
+            "INSERT INTO job VALUES(?, ?, ?, ?, ?, ?, ?, x'', x'', ?)",
+            (
+                row.id,
+                row.group,
+                row.state,
+                row.attempt,
+                is_open,
+                next_s if is_open else None,
+                row.resolved_s,
+                encode(row),
+            ),
+        )
+        if row.provider_id:
+            connection.execute("INSERT INTO provider_id VALUES(?, ?, ?)", (row.dialect, row.provider_id, row.id))
+    for one in deliveries:
+        connection.execute(
+            "INSERT INTO inbox(endpoint, dedupe, verified, dialect, job, provider_id, received_s, applied, body, delivery) "
+            "VALUES(?, ?, 1, ?, ?, ?, 0, 0, ?, ?)",
+            (one.endpoint, one.dedupe, one.endpoint[:1], one.job, one.provider_id, b"\0body", encode(one)),
+        )
+    connection.execute("INSERT INTO meta VALUES('instance_key', ?)", (b"k" * 32,))
+    connection.commit()
+    connection.close()
+    return rows, deliveries
+
+
+def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
+    """With everything that is in it, its leases too."""
+    rows, deliveries = a_file_of_version_1(tmp_path / "jobs.db")
+    for _ in range(2):  # once it is migrated, it is opened like any other
+        store = SQLiteStore(tmp_path / "jobs.db")
+        assert [store.get(row.id) for row in rows] == rows
+        assert store.instance_key() == b"k" * 32
+        assert [found.dedupe for _, found in store.unapplied()] == ["m", "n"]
+        assert store.due(1000.0) == [rows[1], rows[0]]
+        assert store.due(1000.0, parties=[("http://h:1/x y", "d")]) == [rows[0]]
+        assert store.completed("g") == [rows[2]]
+        store.close()
+    store = SQLiteStore(tmp_path / "jobs.db")
+    assert [found.body for _, found in store.unapplied(lease_s=60.0)] == [b"body"] * len(deliveries)
+    assert store.unapplied(lease_s=60.0) == []
+    assert store.due(1000.0, lease_s=60.0) == [rows[1], rows[0]]
+    assert store.due(1000.0) == []
+    store.close()
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole, or not at all."""
+    rows, _ = a_file_of_version_1(tmp_path / "jobs.db")
+    before = schema_of(tmp_path / "jobs.db")
+
+    def fails(connection: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("the disk is full")
+
+    monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS, fails))
+    monkeypatch.setattr(sqlite_schema, "VERSION", 3)
+    with pytest.raises(ConfigurationError, match="disk is full"):
+        SQLiteStore(tmp_path / "jobs.db")
+    assert schema_of(tmp_path / "jobs.db") == before
+    monkeypatch.undo()
+    store = SQLiteStore(tmp_path / "jobs.db")
+    assert store.get("1") == rows[0]
+    store.close()
+
+
+def schema_of(path: Path) -> list[object]:
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+    found.append(connection.execute("PRAGMA user_version").fetchone())
+    connection.close()
+    return found
 
 
 def test_a_damaged_body_is_told(tmp_path: Path) -> None:

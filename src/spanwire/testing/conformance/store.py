@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ...errors import JobError
-from ...jobs.contract import Delivery, JobRow, State, Store, Times
+from ...jobs.contract import Delivery, JobRow, State, Store, Times, Wakes
 
 __all__ = ["StoreConformance"]
 
@@ -171,6 +171,74 @@ class StoreConformance:
         assert store.swap(_row(2, state="succeeded", resolved_s=11.0), was=("created", 1))
         assert [row.id for row in store.due(20.0)] == [ids[5]]
 
+    def test_what_is_due_of_some_parties(self, store: Store, other: Store) -> None:
+        """Of these alone; and of nobody else where there are none."""
+        store.add(
+            [
+                _row(1, origin="http://h:1", poll_s=3.0),
+                _row(2, origin="http://h:2", poll_s=2.0),
+                _row(3, origin="http://h:3", poll_s=1.0),
+                msgspec.structs.replace(_row(4, origin="http://h:1", poll_s=4.0), dialect="e"),
+                _row(5, origin="http://h:1", poll_s=99.0),
+            ]
+        )
+
+        def due(*parties: tuple[str, str], limit: int = 500) -> list[str]:
+            return [row.id[-1] for row in other.due(9.0, limit, parties=parties)]
+
+        assert due(("http://h:1", "d")) == ["1"]
+        assert due(("http://h:1", "e")) == ["4"]
+        assert due(("http://h:1", "d"), ("http://h:3", "d"), ("http://h:1", "e")) == ["3", "1", "4"]
+        assert due(("http://h:1", "d"), ("http://h:3", "d"), limit=1) == ["3"]
+        assert due() == due(("http://h:9", "d")) == []
+
+    def test_what_is_leased_is_not_due(self, store: Store, other: Store) -> None:
+        """For anybody, until the lease ends or the job is written. The row is as it was."""
+        store.add([_row(1, origin="o", poll_s=10.0), _row(2, origin="o", poll_s=20.0)])
+        assert other.due(30.0) == store.due(30.0)  # a look leases nothing
+        assert store.due(30.0, 1, parties=[("o", "d")], lease_s=5.0) == [_row(1, origin="o", poll_s=10.0)]
+        assert [row.id for row in other.due(34.9, lease_s=5.0)] == [_row(2).id]
+        assert other.due(34.9) == store.due(34.9, parties=[("o", "d")]) == []
+        assert [row.id for row in store.due(35.0)] == [_row(1).id]
+        assert store.get(_row(1).id) == _row(1, origin="o", poll_s=10.0)
+        assert store.swap(_row(2, origin="o", poll_s=31.0), was=("created", 1))
+        assert [row.id for row in other.due(31.0, parties=[("o", "d")])] == [_row(2).id]
+
+    def test_no_lease_is_given_twice(self, store: Store, other: Store) -> None:
+        """Eight threads on two views, of jobs and of deliveries, until nothing is left."""
+        store.add([_row(number, origin="o", poll_s=1.0) for number in range(100)])
+        store.receive([_delivery(str(number), job=_row(number).id) for number in range(100)])
+        barrier = threading.Barrier(8)
+
+        def take(who: int) -> tuple[list[str], list[str]]:
+            mine = (store, other)[who % 2]
+            jobs: list[str] = []
+            deliveries: list[str] = []
+            barrier.wait()
+            for _ in range(200):  # a look may find everything in the hands of others, and more is left
+                some = mine.due(9.0, 7, parties=[("o", "d")], lease_s=600.0)
+                came = mine.unapplied(limit=7, lease_s=600.0)
+                jobs += [row.id for row in some]
+                deliveries += [found.dedupe for _, found in came]
+                if not some and not came and not mine.due(9.0):
+                    break
+            return jobs, deliveries
+
+        with ThreadPoolExecutor(8) as threads:
+            took = list(threads.map(take, range(8)))
+        jobs = [job for mine, _ in took for job in mine]
+        deliveries = [one for _, mine in took for one in mine]
+        assert len(jobs) == len(set(jobs)) == 100
+        assert len(deliveries) == len(set(deliveries)) == 100
+
+    def test_states(self, store: Store, other: Store) -> None:
+        """Of those that are here, however many are asked for."""
+        store.add([_row(1), _row(2, state="running"), _row(3, state="failed", resolved_s=1.0)])
+        ids = [_row(number).id for number in range(2500)]
+        assert other.states(ids) == {ids[1]: "created", ids[2]: "running", ids[3]: "failed"}
+        assert other.states([]) == {}
+        assert other.states(["no id of ours"]) == {}
+
     def test_how_many_are_open(self, store: Store) -> None:
         """Of a group, or of all."""
         store.add([_row(1, group="a"), _row(2, group="a", state="failed", resolved_s=1.0), _row(3, group="b")])
@@ -209,6 +277,34 @@ class StoreConformance:
         assert found == delivery
         other.applied([number])
         assert store.unapplied(job=_row().id) == []
+
+    def test_many_deliveries_come_at_once(self, store: Store, other: Store) -> None:
+        """As after a pause of the store: each is there once, in its order, with its bytes."""
+        store.add([_row()])
+        many = [_delivery(str(number), job=_row().id, body=b"%d" % number) for number in range(1500)]
+        assert store.receive([*many[:700], many[3]]) == [True] * 700 + [False]
+        assert store.receive(many) == [False] * 700 + [True] * 800
+        assert store.receive([]) == []
+        found = other.unapplied(limit=2000)
+        assert [delivery for _, delivery in found] == many
+        other.applied([number for number, _ in found])
+        assert store.unapplied() == []
+
+    def test_a_leased_delivery_is_not_given_to_who_leases(self, store: Store, other: Store) -> None:
+        """Whoever only looks, or looks for one job, sees it; and whoever leases when the lease has ended."""
+        store.add([_row(1), _row(2)])
+        store.receive([_delivery("a", job=_row(1).id), _delivery("b", job=_row(2).id), _delivery("orphan", job="none")])
+        ((number, found),) = store.unapplied(limit=1, lease_s=600.0)
+        assert found == _delivery("a", job=_row(1).id)
+        assert [found.dedupe for _, found in other.unapplied()] == ["a", "b"]
+        assert [found.dedupe for _, found in other.unapplied(job=_row(1).id)] == ["a"]
+        assert [found.dedupe for _, found in other.unapplied(lease_s=0.001)] == ["b"]
+        again: list[str] = []
+        while not again:  # a thousandth of a second by the store's clock
+            again = [found.dedupe for _, found in store.unapplied(lease_s=600.0)]
+        assert again == ["b"]
+        store.applied([number])
+        assert [found.dedupe for _, found in store.unapplied()] == ["b"]
 
     def test_orphans_wait_for_their_job(self, store: Store) -> None:
         """By our id, and by the provider's."""
@@ -255,13 +351,45 @@ class StoreConformance:
         assert other.body(reference) == store.body(reference) == body
 
     def test_changes_are_noticed(self, store: Store, other: Store) -> None:
-        """By whoever watches, whoever made them."""
+        """By whoever watches, whoever made them. While nobody writes it comes to rest."""
         for writer in (store, other):
             for watcher in (store, other):
                 before = watcher.changed()
-                assert watcher.changed() == before
+                for _ in range(1000):
+                    last, before = before, watcher.changed()
+                    if last == before:
+                        break
+                else:
+                    pytest.fail("it changes all the time, and nobody writes")
                 writer.receive([_delivery(f"{id(writer)} {id(watcher)}")])
                 assert watcher.changed() != before
+
+    def test_who_subscribes_is_told(self, store: Store, other: Store) -> None:
+        """Of every kind of write that others wait for, by whoever made it, until it is ended."""
+        if not isinstance(store, Wakes):
+            pytest.skip("this store has no subscribe()")
+        woken, too = threading.Event(), threading.Event()
+        end = store.subscribe(woken.set)
+        end_too = store.subscribe(too.set)
+        writes: list[Callable[[Store], object]] = [
+            lambda by: by.add([_row()]),
+            lambda by: by.swap(_row(state="submitted"), was=("created", 1)),
+            lambda by: by.receive([_delivery()]),
+        ]
+        for write, by in zip(writes, (other, store, other), strict=True):
+            woken.clear()
+            too.clear()
+            write(by)
+            assert woken.wait(20)
+            assert too.wait(20)
+        end()
+        end()
+        woken.clear()
+        too.clear()
+        other.receive([_delivery("another")])
+        assert too.wait(20)
+        assert not woken.is_set()
+        end_too()
 
     def test_the_sweep_takes_what_is_old(self, store: Store) -> None:
         """Ended jobs and deliveries; never an open job, and no body that somebody needs."""

@@ -1,0 +1,1 @@
+"""Stores of jobs that several machines share."""

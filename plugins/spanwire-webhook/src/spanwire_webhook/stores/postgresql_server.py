@@ -1,0 +1,164 @@
+"""Connections to PostgreSQL: a pool, made anew in a forked child; what a broken one means for what it was doing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from spanwire.errors import ConfigurationError, JobError
+
+from .postgresql_schema import migrate
+from .postgresql_settings import WAIT_S, PostgreSQLSettings
+
+__all__ = ["Connection", "Server"]
+
+_log = logging.getLogger("spanwire.jobs")
+_T = TypeVar("_T")
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+_Pool: TypeAlias = "ConnectionPool[Connection]"
+#: The server has taken it back itself, and the same may succeed.
+_AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
+#: It is not broken, it is busy or full: the same at once would make it worse.
+_NOT_AGAIN = (
+    errors.QueryCanceled,
+    errors.LockNotAvailable,
+    errors.DiskFull,
+    errors.OutOfMemory,
+    errors.TooManyConnections,
+)
+_parked: list[object] = []
+_warned: set[str] = set()
+
+
+class Server:
+    """One store's connections, for any number of threads."""
+
+    def __init__(self, settings: PostgreSQLSettings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._pool: _Pool | None = None
+        self._closed = False
+        self._migrate()
+
+    def connect(self) -> Connection:
+        """A connection of its owner's own. Raises psycopg.Error."""
+        settings = self.settings
+        return psycopg.connect(autocommit=True, prepare_threshold=settings.prepare_threshold, **settings.libpq)
+
+    def run(self, do: Callable[[Connection], _T], *, again: Callable[[Connection], _T] | None = None) -> _T:
+        """Do something on a connection; once more on another one if that one is broken.
+
+        Args:
+            again: what to do then instead, where doing it twice is not the same as doing it once.
+
+        Raises:
+            JobError: the store is closed, or the server cannot do it.
+        """
+        try:
+            try:
+                with self._pool_now().connection() as connection:
+                    return do(connection)
+            except PoolTimeout:
+                raise
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if isinstance(error, _NOT_AGAIN):
+                    raise
+                _log.info("the store is asked again, on another connection: %s", self.settings.clean(error))
+                if not isinstance(error, _AGAIN):
+                    self._pool_now().check()  # what broke one has mostly broken all
+                with self._pool_now().connection() as connection:
+                    return (again or do)(connection)
+        except errors.UniqueViolation as error:
+            raise JobError("the store has a job of this id already") from error
+        except psycopg.Error as error:
+            raise self._down(error) from error
+
+    def alive(self) -> bool:
+        """It was not closed."""
+        return not self._closed
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        with self._lock if self._pid == os.getpid() else contextlib.nullcontext():
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
+            pool.close()
+
+    def _pool_now(self) -> _Pool:
+        if self._pid != os.getpid():
+            # What its parent has opened is never touched in a forked child, not even to close it.
+            _parked.append((self._pool, self._lock))
+            self._lock, self._pool, self._pid = threading.Lock(), None, os.getpid()
+        pool = self._pool
+        if pool is None:
+            with self._lock:
+                if self._closed:
+                    raise JobError("the store of jobs is closed")
+                pool = self._pool
+                if pool is None:
+                    pool = self._pool = self._new_pool()
+        return pool
+
+    def _new_pool(self) -> _Pool:
+        settings = self.settings
+        return ConnectionPool(
+            kwargs={"autocommit": True, "prepare_threshold": settings.prepare_threshold, **settings.libpq},
+            min_size=1,
+            max_size=settings.pool,
+            timeout=WAIT_S,
+            max_waiting=0,
+            name="spanwire jobs",
+            open=True,
+        )
+
+    def _migrate(self) -> None:
+        try:
+            with self.connect() as connection:
+                migrate(connection, self.settings.schema)
+                self._warn(connection)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if _refused(error):
+                raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
+            raise self._down(error) from error
+        except psycopg.Error as error:
+            raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
+
+    def _warn(self, connection: Connection) -> None:
+        for name, value, meaning in (
+            ("synchronous_commit", "off", "the last second of webhooks"),
+            ("fsync", "off", "everything"),
+        ):
+            found = connection.execute("SELECT current_setting(%s)", (name,)).fetchone()
+            known = f"{name} {self.settings.url}"
+            if found is not None and found[0] == value and known not in _warned:
+                _warned.add(known)
+                _log.warning(
+                    "the store's server has %s=%s: a webhook that was answered 2xx may be lost with it (%s, if it crashes)",
+                    name,
+                    value,
+                    meaning,
+                )
+
+    def _down(self, error: psycopg.Error) -> JobError:
+        retryable = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        return JobError(f"the store of jobs cannot be used: {self.settings.clean(error)}", retryable=retryable)
+
+
+def _refused(error: psycopg.Error) -> bool:
+    """By who we are or what we ask for, and not by its state: to try again brings the same."""
+    state = error.sqlstate
+    if state is not None:
+        return state[:2] in ("28", "3D", "42")
+    # libpq has no code for errors of connecting: the server's words are all there is.
+    text = str(error)
+    return "password" in text or ("does not exist" in text and "FATAL" in text) or "no pg_hba.conf entry" in text
