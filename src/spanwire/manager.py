@@ -34,6 +34,7 @@ from .transport import Attempt
 from .watch import Watch
 
 if TYPE_CHECKING:
+    from .jobs.bulk.bulk import Bulk
     from .jobs.job import Job, Jobs
     from .jobs.runner import JobRunner
 
@@ -386,6 +387,71 @@ class ConnectionManager:
         merged = self._headers_of(prepared, endpoint, call, headers)
         return await self.jobs.submit(prepared, endpoint, call, group=group, deadline_s=deadline_s, headers=merged)
 
+    def submit_many(
+        self,
+        endpoint: Endpoint | str,
+        calls: Iterable[Call],
+        *,
+        group: str = "",
+        window: int | None = None,
+        deadline_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        shard: int | None = None,
+        shard_bytes: int | None = None,
+        batch: bool | None = None,
+        retry_failed: bool = False,
+    ) -> Bulk:
+        """Submit many calls, and give their results in the order in which they end.
+
+        ::
+
+            async with manager.submit_many(endpoint, calls, group="texts-1") as bulk:
+                async for result in bulk:
+                    print(result.index, result.reply or result.error)
+
+        As few jobs as the provider allows: batches where it has them, else the inputs of embeddings calls that follow one
+        another in one call, else one call a job. A job that fails and may have failed for one of its calls is split, until
+        the bad ones fail alone. One call's failure ends nothing else. See ``docs/bulk.md``.
+
+        Args:
+            endpoint: as of :meth:`submit`.
+            calls: any iterable of calls; one that can be read again, such as a list or a
+                :class:`~spanwire.jobs.bulk.JSONLFile`, is not copied.
+            group: with it the bulk can be taken up again: the same calls, group and endpoint give the results of what has ended
+                and submit what is missing, in any process. Without it what is open is cancelled when it is left, and nothing
+                is ever taken up: the same prompt gives another answer.
+            window: most jobs that are open at once. Default 1,000, or less where results may be lost otherwise.
+            deadline_s: of each job, from its own submit.
+            headers: sent with each submit.
+            shard: most inputs of a merged call (default 100, or 1 where the endpoint's option ``input`` says what the model
+                gets), and calls of a batch.
+            shard_bytes: most bytes of either. Default 256 KiB, and 32 MiB for a batch.
+            batch: False: no batches. True: only in batches; None: where the provider has them.
+            retry_failed: submit again what has failed, expired or is lost.
+
+        Raises:
+            ConfigurationError: at once for a bad endpoint or argument.
+            SpanwireError: from the iteration, for what is not about one call.
+        """
+        endpoint = _endpoint(endpoint)
+        return self.jobs.submit_many(
+            self._prepare(endpoint),
+            endpoint,
+            calls,
+            group=group,
+            window=window,
+            deadline_s=deadline_s,
+            headers=headers,
+            shard=shard,
+            shard_bytes=shard_bytes,
+            batch=batch,
+            retry_failed=retry_failed,
+        )
+
+    def answers_later(self, endpoint: Endpoint | str) -> bool:
+        """Whether calls to this endpoint are jobs, for :meth:`submit` and :meth:`submit_many`. Raises ConfigurationError."""
+        return self._prepare(_endpoint(endpoint)).jobs
+
     @property
     def jobs(self) -> Jobs:
         """The jobs of this manager's stores: ``attach(id)``, ``completed(group)``, ``ended(group)``."""
@@ -694,6 +760,8 @@ def _endpoint_of(url: str) -> Endpoint:
 
 def _call(call: Any, method: str) -> Call:
     if isinstance(call, Call):
+        if call.operation == "batch":
+            raise ConfigurationError(f"{method}() takes one call: a batch is a job, see manager.submit(endpoint, call)")
         if (call.operation == "embeddings") != (method == "embed"):
             wanted = "Call.embeddings(...)" if method == "embed" else "Call.chat(...); embed() is for embeddings"
             raise ConfigurationError(f"{method}() takes {wanted}, not a call of operation {call.operation!r}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .calls import Call, Chunk, Embeddings, Reply, SessionEvent
+from .calls import BatchReply, Call, Chunk, Embeddings, Reply, SessionEvent
 from .endpoint import Endpoint, Retries, Timeouts
 from .errors import ConfigurationError, ConnectionFailed, SpanwireError
 from .manager import ConnectionManager, Stream, default_manager
@@ -29,10 +29,12 @@ from .telemetry import Telemetry
 from .timeline import Timeline
 
 if TYPE_CHECKING:
+    from .jobs.bulk.bulk import Bulk, BulkCounts, BulkResult
     from .jobs.contract import JobRow, Store
     from .jobs.job import Ended, Job
 
 __all__ = [
+    "SyncBulk",
     "SyncConnectionManager",
     "SyncJob",
     "SyncJobs",
@@ -284,6 +286,39 @@ class SyncConnectionManager:
         thread = _loop_thread()
         return SyncJob(thread.call(submit), thread)
 
+    def submit_many(
+        self,
+        endpoint: Endpoint | str,
+        calls: Iterable[Call],
+        *,
+        group: str = "",
+        window: int | None = None,
+        deadline_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        shard: int | None = None,
+        shard_bytes: int | None = None,
+        batch: bool | None = None,
+        retry_failed: bool = False,
+    ) -> SyncBulk:
+        """Submit many calls, and iterate over their results; see ``ConnectionManager.submit_many``."""
+        bulk = self._manager.submit_many(
+            endpoint,
+            calls,
+            group=group,
+            window=window,
+            deadline_s=deadline_s,
+            headers=headers,
+            shard=shard,
+            shard_bytes=shard_bytes,
+            batch=batch,
+            retry_failed=retry_failed,
+        )
+        return SyncBulk(bulk, _loop_thread())
+
+    def answers_later(self, endpoint: Endpoint | str) -> bool:
+        """Whether calls to this endpoint are jobs; see ``ConnectionManager.answers_later``."""
+        return self._manager.answers_later(endpoint)
+
     @property
     def jobs(self) -> SyncJobs:
         """The jobs of this manager's stores; see ``ConnectionManager.jobs``."""
@@ -378,7 +413,7 @@ class SyncJob:
         """The job as it was last looked at."""
         return self._job.row
 
-    def result(self) -> Reply | Embeddings:
+    def result(self) -> Reply | Embeddings | BatchReply:
         """Block until the job's end, and give the reply. Errors as of ``Job.result``."""
         return self._thread.call(self._job.result)
 
@@ -390,7 +425,7 @@ class SyncJob:
         """End it; see ``Job.cancel``."""
         return self._thread.call(self._job.cancel)
 
-    def late(self) -> Reply | Embeddings | None:
+    def late(self) -> Reply | Embeddings | BatchReply | None:
         """The result that came after the job was given up; see ``Job.late``."""
         return self._thread.call(self._job.late)
 
@@ -398,6 +433,59 @@ class SyncJob:
     def timeline(self) -> Timeline:
         """Where its time went. Raises RuntimeError before its end was seen."""
         return self._job.timeline
+
+
+class SyncBulk:
+    """Results of many calls, for synchronous code. Made by ``SyncConnectionManager.submit_many``; see ``Bulk``.
+
+    The calls are read on the manager's own thread.
+    """
+
+    __slots__ = ("_bulk", "_thread")
+
+    def __init__(self, bulk: Bulk, thread: _LoopThread) -> None:
+        self._bulk = bulk
+        self._thread = thread
+
+    def __repr__(self) -> str:
+        return f"<spanwire.SyncBulk of {self._bulk!r}>"
+
+    @property
+    def counts(self) -> BulkCounts:
+        """How far it is."""
+        return self._bulk.counts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[BulkResult]:
+        return self
+
+    def __next__(self) -> BulkResult:
+        result = self._thread.call(self._bulk.next)
+        if result is None:
+            raise StopIteration
+        return result
+
+    def wait(self) -> BulkCounts:
+        """Block until the end; see ``Bulk.wait``."""
+        return self._thread.call(self._bulk.wait)
+
+    def submitted(self) -> BulkCounts:
+        """Block until the server has all of them; see ``Bulk.submitted``."""
+        return self._thread.call(self._bulk.submitted)
+
+    def stored(self) -> Iterator[BulkResult]:
+        """What the store has of these calls now; see ``Bulk.stored``."""
+        return self._bulk.stored()
+
+    def close(self) -> None:
+        """Leave it; see ``Bulk``."""
+        if self._thread.is_ours():
+            self._thread.call(self._bulk.aclose)
 
 
 class SyncJobs:
@@ -414,7 +502,7 @@ class SyncJobs:
 
     def completed(
         self, group: str, *, endpoint: Endpoint | str | None = None, store: str | Store | None = None
-    ) -> Iterator[Reply | Embeddings]:
+    ) -> Iterator[Reply | Embeddings | BatchReply]:
         """The replies of a group, as its jobs end. A job that has failed raises its error, and ends the iteration; see
         :meth:`ended`."""
         for job in self.ended(group, endpoint=endpoint, store=store):

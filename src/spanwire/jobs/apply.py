@@ -69,10 +69,14 @@ def learn(
     now_s: float,
     attempt: int | None = None,
     flags: tuple[str, ...] = (),
+    seen_s: float | None = None,
 ) -> Learned | None:
     """Take in what was seen of a job; arguments as of :func:`~spanwire.jobs.states.advance`."""
     return change(
-        store, job, lambda row: advance(row, seen, by=by, now_s=now_s, attempt=attempt, flags=flags), seen.body
+        store,
+        job,
+        lambda row: advance(row, seen, by=by, now_s=now_s, attempt=attempt, flags=flags, seen_s=seen_s),
+        seen.body,
     )
 
 
@@ -129,6 +133,7 @@ def apply_deliveries(
                 now_s=now_s,
                 attempt=_attempt_of(row, delivery),
                 flags=tuple(flag for flag in delivery.flags if flag != "unparsed"),
+                seen_s=delivery.received_s or None,
             )
         done.append(number)
         answers.append(Applied(delivery, learned))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..calls import Call, Chunk, Embeddings, Reply, ToolCallDelta
+from ..calls import BatchReply, Call, Chunk, Embeddings, Reply, ToolCallDelta
 from ..endpoint import Endpoint, Timeouts
 from ..errors import CallTimeout, SpanwireError
 from ..timeline import CallRecord, Outcome, Timeline
@@ -124,7 +124,8 @@ class JobCall:
             self._reader = None
         return self._take(found)
 
-    def _take(self, found: Reply | Embeddings) -> list[Item]:
+    def _take(self, found: Reply | Embeddings | BatchReply) -> list[Item]:
+        assert not isinstance(found, BatchReply)  # which no plain call asks for
         self._timeline = found.timeline
         head = self.head = Head()
         head.headers, head.model = found.headers, found.model

@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 _BEFORE_SENDING = frozenset({"configure", "queue", "dns", "tcp", "tls", "proxy", "upgrade", "connect"})
 #: 5xx that are said before anything was begun: 501 and 505 never will, 503 and 529 not now. Source: RFC 9110 section 15.6.
 _NOT_BEGUN = frozenset({501, 503, 505, 529})
+#: A file of many megabytes takes its time: at this speed, 1 Mbit/s, up to an hour more than an answer otherwise may take.
+_SLOW_BYTES_PER_S, _MOST_EXTRA_S = 125_000, 3600.0
 
 
 def was_refused(error: SpanwireError) -> bool:
@@ -56,7 +58,13 @@ class JobRun(Run):
         headers: Mapping[str, str],
         idempotent: bool,
         quiet: bool,
+        retried: bool,
     ) -> None:
+        request = call.body["ask"].request
+        extra_s = min(max(len(request.body), request.most_bytes) / _SLOW_BYTES_PER_S, _MOST_EXTRA_S)
+        timeouts = endpoint.timeouts
+        if extra_s > 1.0 and timeouts.first_content_s is not None:
+            timeouts = msgspec.structs.replace(timeouts, first_content_s=timeouts.first_content_s + extra_s)
         retries = endpoint.retries if idempotent else msgspec.structs.replace(endpoint.retries, stale=False)
         super().__init__(
             state,
@@ -64,8 +72,8 @@ class JobRun(Run):
             endpoint,
             call,
             streamed=False,
-            timeouts=endpoint.timeouts,
-            retries=retries if not quiet else Retries(max_attempts=1),
+            timeouts=timeouts,
+            retries=retries if retried else Retries(max_attempts=1),
             headers=headers,
         )
         self._span = span
@@ -110,6 +118,7 @@ async def carry(
     headers: Mapping[str, str] | None = None,
     idempotent: bool = True,
     quiet: bool = True,
+    retried: bool = False,
     check_url: Callable[[str], str] | None = None,
 ) -> tuple[_T, JobRun]:
     """One exchange: send the request, and make something of the answer.
@@ -118,6 +127,7 @@ async def carry(
         span: of a submit, already begun.
         idempotent: it may be sent twice.
         quiet: no telemetry: a question is no call of the user's.
+        retried: by the endpoint's ``retries``; else the caller asks again later.
         check_url: for a request to a whole URL.
 
     Raises:
@@ -126,7 +136,17 @@ async def carry(
     if not request.target.startswith("/"):
         endpoint, prepared, request = _elsewhere(state, prepared, endpoint, request, check_url)
     call = Call(operation, model, {"ask": Ask(request, read)})
-    run = JobRun(state, prepared, endpoint, call, span=span, headers=headers or {}, idempotent=idempotent, quiet=quiet)
+    run = JobRun(
+        state,
+        prepared,
+        endpoint,
+        call,
+        span=span,
+        headers=headers or {},
+        idempotent=idempotent,
+        quiet=quiet,
+        retried=retried,
+    )
     await run.open()
     await run.drain()
     exchange = run.exchange

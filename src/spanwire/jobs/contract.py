@@ -34,6 +34,7 @@ __all__ = [
     "JobCodec",
     "JobRow",
     "Mode",
+    "Seeks",
     "Seen",
     "State",
     "Steps",
@@ -80,8 +81,9 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
         state: what it says; None if it says nothing that we know (an unknown status without an end, output or error).
         provider_id: the provider's id of the job.
         body: raw bytes that hold the result; None if they do not (a thin webhook).
-        fetch: the result, or why it failed, has to be asked for first, with :meth:`JobCodec.result`.
-        urls: addresses that the provider gave: ``status``, ``result``, ``cancel``.
+        fetch: the result, or why there is none, has to be asked for first, with :meth:`JobCodec.result`, and of a batch then
+            with :meth:`BatchCodec.fetches`.
+        urls: addresses that the provider gave: ``status``, ``result``, ``cancel``; and ids of files.
         code, message: of a failure.
         times: the provider's own.
         retry_after_s: it asks not to be asked before.
@@ -112,6 +114,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
         provider_id, urls: as the provider gave them.
         state: see :data:`State`.
         created_s, submitted_s, resolved_s: 0.0 = not yet.
+        running_s: when it was first seen at work, by a webhook, or by a status after one that said ``queued``; 0.0 = never.
         due_s: the deadline; poll_s: when to ask next (0.0 = not planned).
         times: the provider's.
         trace: ``traceparent`` and the like of the producer span.
@@ -138,6 +141,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_s: float = 0.0
     submitted_s: float = 0.0
     resolved_s: float = 0.0
+    running_s: float = 0.0
     due_s: float = 0.0
     poll_s: float = 0.0
     times: Times = Times()
@@ -179,12 +183,16 @@ class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class HTTPRequest(msgspec.Struct, frozen=True):
-    """A request to a provider: an absolute path below the endpoint's origin, or a whole URL at an allowed host."""
+    """A request to a provider: an absolute path below the endpoint's origin, or a whole URL at an allowed host.
+
+    ``most_bytes``: of the answer, where that may be larger than ``Limits.max_event_bytes``: a file.
+    """
 
     method: str
     target: str
     headers: Mapping[str, str] = {}
     body: bytes = b""
+    most_bytes: int = 0
 
 
 class HTTPAnswer(msgspec.Struct, frozen=True):
@@ -258,13 +266,19 @@ class JobCodec(Protocol):
 
 @runtime_checkable
 class Steps(Protocol):
-    """PURE: what a codec also has whose submit takes several requests, such as a file's upload and then the batch."""
+    """PURE: what a codec also has whose submit takes several requests, such as a file's upload and then the batch.
+
+    Only the last one begins anything: those before it may be sent again, and if one fails the job has not been taken.
+    """
+
+    def steps(self, call: Call) -> int:
+        """How many requests the submit of this call takes."""
 
     def follow(
         self, call: Call, endpoint: Endpoint, row: JobRow, callback_url: str | None, answers: Sequence[HTTPAnswer]
-    ) -> HTTPRequest | None:
-        """What is sent after the submit's request and those that followed it, which were answered so: None if the last answer
-        is the acknowledgement. Raises ServerError for an answer that is a refusal; nothing was begun then."""
+    ) -> HTTPRequest:
+        """What is sent next, after the submit's request and those that followed it were answered so. Raises ServerError,
+        ProtocolError for an answer with which it cannot go on."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
@@ -290,13 +304,35 @@ class BatchCodec(Protocol):
     batches: BatchLimits
 
     def fetches(self, row: JobRow, endpoint: Endpoint) -> Sequence[HTTPRequest]:
-        """What to ask for, once a batch is done, to have its result: its files. Empty if there is nothing."""
+        """What to ask for, once a batch has ended, to have its result: its files. Empty if there is nothing.
 
-    def fetched(self, row: JobRow, answers: Sequence[HTTPAnswer]) -> Seen:
-        """What these say: ``body`` is all of it, for :meth:`replies`. Raises ServerError."""
+        ``row.urls`` has what the status said."""
+
+    def fetched(self, row: JobRow, seen: Seen, names: Sequence[str], answers: Sequence[HTTPAnswer]) -> Seen:
+        """What these say: ``body`` is all of it, for :meth:`replies`. Not asked where there was nothing to fetch.
+
+        Args:
+            seen: what the status said.
+            names: of the calls, in their order; empty if that is not known any more.
+
+        Raises:
+            ServerError: a file cannot be had now.
+        """
 
     def replies(self, body: bytes) -> BatchReply:
         """The results of a batch. A call that failed has its error there. Raises ProtocolError."""
+
+
+@runtime_checkable
+class Seeks(Protocol):
+    """PURE: what a codec also has whose provider can be searched for a job of ours, after a submit without an answer."""
+
+    def seek(self, row: JobRow, endpoint: Endpoint, answers: Sequence[HTTPAnswer]) -> HTTPRequest | None:
+        """What to ask for next, after these answers to what was asked before; None if there is no more, or no way for this
+        job. Raises ServerError, ProtocolError."""
+
+    def sought(self, row: JobRow, answers: Sequence[HTTPAnswer]) -> Seen | None:
+        """The acknowledgement of any attempt of this job, if it is in them. Raises ServerError, ProtocolError."""
 
 
 @runtime_checkable

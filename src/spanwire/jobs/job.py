@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from ..calls import Call, Embeddings, Reply
+from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import ConfigurationError, JobError
 from ..timeline import AttemptRecord, Timeline
@@ -20,8 +20,9 @@ from .stores import default_store_url, open_store
 from .timing import timeline_of
 
 if TYPE_CHECKING:
-    from ..manager import ConnectionManager
+    from ..manager import ConnectionManager, LoopState
     from ..run import Prepared
+    from .bulk.bulk import Bulk
 
 __all__ = ["Completed", "Ended", "Job", "Jobs"]
 
@@ -56,11 +57,12 @@ class Job:
     def __repr__(self) -> str:
         return f"<spanwire.Job {self.id} {self.row.state if self.row is not None else 'not looked at'}>"
 
-    def __await__(self) -> Generator[Any, None, Reply | Embeddings]:
+    def __await__(self) -> Generator[Any, None, Reply | Embeddings | BatchReply]:
         return self.result().__await__()
 
-    async def result(self) -> Reply | Embeddings:
-        """Wait for the end, and give the reply; what ``await job`` does. May be asked again.
+    async def result(self) -> Reply | Embeddings | BatchReply:
+        """Wait for the end, and give the reply, of a ``Call.batch()`` a ``BatchReply``; what ``await job`` does. May be asked
+        again.
 
         Raises:
             ServerError: the provider says that it failed.
@@ -90,8 +92,11 @@ class Job:
         finally:
             self.row = await runner.get(self.id) or self.row
 
-    async def late(self) -> Reply | Embeddings | None:
-        """The result that came after the job was cancelled, expired or lost; None if none did."""
+    async def late(self) -> Reply | Embeddings | BatchReply | None:
+        """The result that came after the job was cancelled, expired or lost; None if none did.
+
+        Of a batch the provider is asked: what was answered before it was given up is there once it has stopped.
+        """
         await self.status()
         assert self.row is not None
         return await (await self._runner()).late(self.row)
@@ -156,16 +161,63 @@ class Jobs:
         headers: Mapping[str, str],
     ) -> Job:
         """See ``ConnectionManager.submit``."""
-        if not isinstance(group, str):
-            raise ConfigurationError(f"group= is a name, not {type(group).__name__}", endpoint=endpoint.address)
-        if deadline_s is not None and (
-            isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0
-        ):
-            raise ConfigurationError("deadline_s= is a number of seconds, more than 0", endpoint=endpoint.address)
+        _check_submit(group, deadline_s, endpoint.address)
         party = self.party(endpoint, prepared)
         runner = await self.runner(party, receive=False)  # which raises if it cannot
         row, submit = await runner.submit(party, call, group=group, deadline_s=deadline_s, headers=headers)
         return Job(self, party, row.id, row, submit)
+
+    def submit_many(
+        self,
+        prepared: Prepared,
+        endpoint: Endpoint,
+        calls: Iterable[Call],
+        *,
+        group: str,
+        window: int | None,
+        deadline_s: float | None,
+        headers: Mapping[str, str] | None,
+        shard: int | None,
+        shard_bytes: int | None,
+        batch: bool | None,
+        retry_failed: bool,
+    ) -> Bulk:
+        """See ``ConnectionManager.submit_many``."""
+        from .bulk.bulk import Bulk
+        from .bulk.drive import Drive, Task
+        from .bulk.shards import rules_of
+
+        address = endpoint.address
+        _check_submit(group, deadline_s, address)
+        for name, number in (("window", window), ("shard", shard), ("shard_bytes", shard_bytes)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise ConfigurationError(f"{name}= is a number from 1, not {number!r:.20}", endpoint=address)
+        if isinstance(calls, (str, bytes, Mapping, Call)) or not isinstance(calls, Iterable):
+            raise ConfigurationError(
+                f"calls= is a list of calls, or a JSONLFile, not {type(calls).__name__}", endpoint=address
+            )
+        if retry_failed and not group:
+            raise ConfigurationError(
+                "retry_failed=True needs the group that the calls were submitted with", endpoint=address
+            )
+        party = self.party(endpoint, prepared)
+        # A template was written for one call's input: whether it can be a list of many, only its author knows.
+        merge = "input" not in endpoint.options
+        rules = rules_of(party.codec, merge=merge, batch=batch, shard=shard, shard_bytes=shard_bytes, address=address)
+        return Bulk(Drive(self, Task(party, calls, rules, group, window, deadline_s, headers, retry_failed)))
+
+    def headers_of(self, party: Party, call: Call, headers: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Those of a call's submit."""
+        return self._manager._headers_of(party.prepared, party.endpoint, call, headers)
+
+    def store_of(self, party: Party) -> Store:
+        """An endpoint's store, opened. Blocking."""
+        store = party.settings.store
+        return self._open(store) if isinstance(store, str) else store
+
+    def state(self) -> LoopState:
+        """Of the running loop."""
+        return self._manager.state()
 
     def party(self, endpoint: Endpoint, prepared: Prepared) -> Party:
         """What a runner needs to know of an endpoint."""
@@ -229,6 +281,15 @@ class Jobs:
         return default_store_url()
 
 
+def _check_submit(group: object, deadline_s: object, address: str) -> None:
+    if not isinstance(group, str):
+        raise ConfigurationError(f"group= is a name, not {type(group).__name__}", endpoint=address)
+    if deadline_s is not None and (
+        isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0
+    ):
+        raise ConfigurationError("deadline_s= is a number of seconds, more than 0", endpoint=address)
+
+
 class Ended:
     """Async iterator over the jobs of a group, as they end. See :meth:`Jobs.ended`."""
 
@@ -271,11 +332,11 @@ class Ended:
         return Job(self._jobs, self._source, row.id, row)
 
 
-class Completed(AsyncIterator["Reply | Embeddings"]):
+class Completed(AsyncIterator["Reply | Embeddings | BatchReply"]):
     """Async iterator over the replies of a group. See :meth:`Jobs.completed`."""
 
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
 
-    async def __anext__(self) -> Reply | Embeddings:
+    async def __anext__(self) -> Reply | Embeddings | BatchReply:
         return await (await self._ended.__anext__())

@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..calls import Call, Embeddings, Reply
+from ..calls import BatchReply, Call, Embeddings, Reply
 from ..endpoint import Endpoint
 from ..errors import (
+    AuthenticationFailed,
     ConfigurationError,
     ConnectionFailed,
     JobCancelled,
     JobError,
     JobExpired,
     JobLost,
+    MessageTooBig,
     ServerError,
     SpanwireError,
     server_error,
@@ -37,9 +39,24 @@ from ..timeline import AttemptRecord
 from .apply import Applied, Learned, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
-from .contract import OPEN, TERMINAL, Delivery, HTTPAnswer, HTTPRequest, JobCodec, JobRow, Seen, Store, Wakes
+from .contract import (
+    OPEN,
+    TERMINAL,
+    BatchCodec,
+    Delivery,
+    HTTPAnswer,
+    HTTPRequest,
+    JobCodec,
+    JobRow,
+    Seeks,
+    Seen,
+    State,
+    Steps,
+    Store,
+    Wakes,
+)
 from .ids import new_id
-from .settings import JobSettings, Receiving
+from .settings import Heard, JobSettings, Receiving
 from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
 from .tracing import JobTelemetry
 
@@ -61,6 +78,8 @@ _ASK_S, _PAUSE_S = 1.0, 0.02
 _TAKEN_S = 5.0
 #: A submitter that has not said for so long that it is at work is dead, in seconds.
 _LEASE_S = 20.0
+#: What a server does not take now, and whose submitter has not come back for so long, others submit, in seconds.
+_HELD_S = 60.0
 #: Questions at once.
 _ASKS = 32
 #: Waiting jobs that are looked up one by one in each look: those that others have resolved are nearly always found before.
@@ -69,6 +88,8 @@ _LOOKED_UP = 50
 _BACK_S = 0.5
 #: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
 _DISTRUST = 5
+#: How long the last question before a deadline may take, and that of a batch, whose files are large, in seconds.
+_LAST_ASK_S, _LAST_BATCH_ASK_S = 10.0, 120.0
 _BLOCKING_THREADS = 16
 #: Deliveries that are taken in before those who wait are told, and how many threads do it.
 _DELIVERIES, _APPLIERS = 200, 8
@@ -89,6 +110,12 @@ class Party(msgspec.Struct, frozen=True):
         assert self.prepared.dialect is not None
         codec: JobCodec = self.prepared.dialect.codec
         return codec
+
+    @property
+    def dialect_name(self) -> str:
+        """The name of its dialect."""
+        assert self.prepared.dialect is not None
+        return self.prepared.dialect.name
 
     @property
     def origin(self) -> str:
@@ -152,24 +179,39 @@ class JobRunner:
         If its receiver cannot listen, which a submit would raise, another process may do so: jobs are asked for in any case.
         """
         try:
-            await self._have_receiver(party)
+            await self.have_receiver(party)
         except ConfigurationError as error:
             _log.warning("no receiver for the jobs of %s: %s", party.endpoint.address, error)
 
     async def submit(
-        self, party: Party, call: Call, *, group: str, deadline_s: float | None, headers: Mapping[str, str]
+        self,
+        party: Party,
+        call: Call,
+        *,
+        group: str,
+        deadline_s: float | None,
+        headers: Mapping[str, str],
+        id: str | None = None,
+        held: bool = False,
     ) -> tuple[JobRow, AttemptRecord | None]:
         """Write the row, submit, and return the row as the acknowledgement has left it, with the submit's books.
 
+        Args:
+            id: the job's. If it is in the store already, somebody else submits it: its row is returned as it is there.
+            held: its caller comes back to it. What the server does not take now stays ``created``, for :meth:`submit_held`;
+                and if the caller leaves meanwhile, the job is not cancelled.
+
         Raises:
             ConfigurationError: the call cannot be a job of this endpoint; nothing was written.
-            SpanwireError: the provider has surely not taken it. The row says ``failed``.
+            SpanwireError: the provider has surely not taken it. The row says ``failed``, or ``created`` if it is held.
         """
         self.register(party)
-        await self._have_receiver(party)
+        await self.have_receiver(party)
         settings, now_s = party.settings, time.time()
+        if deadline_s is None:
+            deadline_s = settings.batch_deadline_s if call.operation == "batch" else settings.deadline_s
         row = JobRow(
-            id=new_id(),
+            id=new_id() if id is None else id,
             group=group,
             endpoint=party.endpoint.address,
             origin=party.origin,
@@ -180,7 +222,7 @@ class JobRunner:
             operation=call.operation,
             state="submitting",
             created_s=now_s,
-            due_s=now_s + (deadline_s if deadline_s is not None else settings.deadline_s),
+            due_s=now_s + deadline_s,
             poll_s=now_s + _LEASE_S,
             input=_encode(call),
         )
@@ -189,8 +231,14 @@ class JobRunner:
         row.trace = span.headers
         try:
             self._submitting[row.id] = row.poll_s
-            await self._blocking(self.store.add, [row])
-            row = await self._send(party, row, request, span, headers)
+            try:
+                await self._blocking(self.store.add, [row])
+            except JobError:
+                known = None if id is None else await self.get(id)
+                if known is None:
+                    raise
+                return known, None
+            row = await self._send(party, row, call, request, span, headers, held=held)
             return row, self._books.get(row.id)
         finally:
             span.end()  # does nothing if the exchange has ended it
@@ -200,6 +248,10 @@ class JobRunner:
     async def get(self, job: str) -> JobRow | None:
         """A job's row."""
         return await self._blocking(self.store.get, job)
+
+    async def states(self, jobs: Sequence[str]) -> dict[str, State]:
+        """How these stand; those that are not in the store are left out."""
+        return await self._blocking(self.store.states, jobs)
 
     async def wait(self, job: str) -> JobRow:
         """Wait for a job's end. Cancelling the wait does not cancel the job.
@@ -226,7 +278,7 @@ class JobRunner:
                 if not waiting:
                     del self._waiters[job]
 
-    async def reply(self, row: JobRow) -> Reply | Embeddings:
+    async def reply(self, row: JobRow) -> Reply | Embeddings | BatchReply:
         """What an ended job is for its caller.
 
         Raises:
@@ -241,9 +293,15 @@ class JobRunner:
             return await self._decoded(codec, row)
         raise failure_of(codec, row)
 
-    async def late(self, row: JobRow) -> Reply | Embeddings | None:
-        """The result that came after the job was given up; None if none did."""
+    async def late(self, row: JobRow) -> Reply | Embeddings | BatchReply | None:
+        """The result that came after the job was given up; None if none did. For that of a batch the provider is asked."""
         codec = self.codec_for(row)
+        if (
+            row.operation == "batch"
+            and row.state in ("cancelled", "expired", "lost")
+            and "late_result" not in row.flags
+        ):
+            row = await self._ask_late(row)
         if "late_result" not in row.flags or not row.result or codec is None:
             return None
         return await self._decoded(codec, row)
@@ -335,20 +393,25 @@ class JobRunner:
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
+    async def _callback(self, party: Party, row: JobRow) -> str | None:
+        if row.mode != "webhook" or party.codec.callback != "request":
+            return None
+        if self._key is None:
+            self._key = await self._blocking(self.store.instance_key)
+        base = party.settings.public_url
+        receiver = self._receivers.get(party.settings.receiver_at)
+        if base is None and receiver is not None:
+            base = receiver.public_url
+        if base is None:
+            raise ConfigurationError("there is no public URL for callbacks", endpoint=party.endpoint.address)
+        return party.settings.callback(base, row, self._key)
+
     async def _request(self, party: Party, call: Call, row: JobRow) -> HTTPRequest:
-        codec = party.codec
-        url: str | None = None
-        if row.mode == "webhook" and codec.callback == "request":
-            if self._key is None:
-                self._key = await self._blocking(self.store.instance_key)
-            base = party.settings.public_url
-            receiver = self._receivers.get(party.settings.receiver_at)
-            if base is None and receiver is not None:
-                base = receiver.public_url
-            if base is None:
-                raise ConfigurationError("there is no public URL for callbacks", endpoint=party.endpoint.address)
-            url = party.settings.callback(base, row, self._key)
-        request = codec.submit(call, party.endpoint, row, url)
+        codec, url = party.codec, await self._callback(party, row)
+        if row.operation == "batch":  # many thousand calls: the loop has other things to do meanwhile
+            request = await self._blocking(codec.submit, call, party.endpoint, row, url)
+        else:
+            request = codec.submit(call, party.endpoint, row, url)
         limit = codec.most_body_bytes
         if limit is not None and len(request.body) > limit:
             raise ConfigurationError(
@@ -358,11 +421,24 @@ class JobRunner:
         return request
 
     async def _send(
-        self, party: Party, row: JobRow, request: HTTPRequest, span: Any, headers: Mapping[str, str]
+        self,
+        party: Party,
+        row: JobRow,
+        call: Call,
+        request: HTTPRequest,
+        span: Any,
+        headers: Mapping[str, str],
+        *,
+        held: bool = False,
     ) -> JobRow:
         """The submit exchange of a row that says ``submitting``, and what it has brought."""
         codec = party.codec
+        more = {**span.headers, **headers}
+        begun = False
         try:
+            if isinstance(codec, Steps):
+                request = await self._before_the_last(party, codec, row, call, request, more)
+            begun = True
             seen, run = await carry(
                 self.state,
                 party.prepared,
@@ -372,16 +448,21 @@ class JobRunner:
                 operation="send",
                 model=row.model,
                 span=span.call_span,
-                headers={**span.headers, **headers},
+                headers=more,
                 idempotent=codec.resubmits,
                 quiet=False,
+                retried=True,
             )
         except asyncio.CancelledError:
-            self._later(self._give_up_submit, row.id)
+            if not held:
+                self._later(self._give_up_submit, row.id)
             raise
         except SpanwireError as error:
-            if not was_refused(error):
+            if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
+            if held and (error.retryable or isinstance(error, AuthenticationFailed)):
+                await self._hold(row, error)
+                raise
             code = error.code if isinstance(error, ServerError) else None
             message, at_s = error.message, time.time()
             learned = await self._blocking(
@@ -395,6 +476,38 @@ class JobRunner:
             raise
         self._books[row.id] = run.books
         return await self._acknowledged(party, row, seen)
+
+    async def _before_the_last(
+        self,
+        party: Party,
+        codec: Steps,
+        row: JobRow,
+        call: Call,
+        request: HTTPRequest,
+        headers: Mapping[str, str],
+    ) -> HTTPRequest:
+        """The steps of a submit that begin nothing, and so may be sent again. Returns the one that does."""
+        answers: list[HTTPAnswer] = []
+        steps = codec.steps(call)
+        url = await self._callback(party, row) if steps > 1 else None
+
+        def read(answer: HTTPAnswer) -> tuple[HTTPAnswer, HTTPRequest]:
+            return answer, codec.follow(call, party.endpoint, row, url, [*answers, answer])
+
+        for _ in range(steps - 1):
+            (answer, request), _run = await carry(
+                self.state,
+                party.prepared,
+                party.endpoint,
+                request,
+                read,
+                operation="send",
+                model=row.model,
+                headers=headers,
+                retried=True,
+            )
+            answers.append(answer)
+        return request
 
     async def _acknowledged(self, party: Party, row: JobRow, seen: Seen) -> JobRow:
         now_s = time.time()
@@ -446,8 +559,39 @@ class JobRunner:
             self._took(learned)
             await self._stop(learned.row)
 
-    async def _submit_again(self, party: Party, row: JobRow) -> None:
-        """A row that says ``created``: whoever swaps it first submits it."""
+    async def _hold(self, row: JobRow, error: SpanwireError) -> None:
+        """It was not taken, and its caller sends it again; or whoever looks after it later, if its caller has gone."""
+        asked_s = error.retry_after_s if isinstance(error, ServerError) else None
+        at_s = time.time() + max(_HELD_S, asked_s or 0.0)
+
+        def step(known: JobRow) -> Advance:
+            if known.state != "submitting" or known.attempt != row.attempt:
+                return Advance(None)
+            return Advance(msgspec.structs.replace(known, state="created", poll_s=at_s))
+
+        await self._blocking(change, self.store, row.id, step)
+
+    async def submit_held(self, party: Party, job: str, headers: Mapping[str, str]) -> JobRow:
+        """Submit a job that says ``created``; does nothing if somebody else does. Returns the row as it is then.
+
+        Raises:
+            SpanwireError: as of :meth:`submit` with ``held``.
+        """
+        row = await self.get(job)
+        if row is not None and row.state == "created":
+            await self._submit_row(party, row, headers, held=True)
+            row = await self.get(job)
+        if row is None:
+            raise JobError("the job has gone from the store", job=job)
+        return row
+
+    async def _submit_again(self, party: Party, row: JobRow, *, held: bool = False) -> None:
+        """A row that says ``created``."""
+        with contextlib.suppress(SpanwireError):  # the row says it
+            await self._submit_row(party, row, {}, held=held)
+
+    async def _submit_row(self, party: Party, row: JobRow, headers: Mapping[str, str], *, held: bool) -> None:
+        """Whoever swaps it first submits it."""
 
         def step(known: JobRow) -> Advance:
             begun = submit_begins(known)
@@ -462,14 +606,13 @@ class JobRunner:
                 return  # somebody else submits it
             row = learned.row
             call = _decode(row)
-            await self._have_receiver(party)
+            await self.have_receiver(party)
             request = await self._request(party, call, row)
-            span = self._tell.begin_submit(party.endpoint, row, {}, again=True)
-            with contextlib.suppress(SpanwireError):  # the row says it
-                try:
-                    await self._send(party, row, request, span, {})
-                finally:
-                    span.end()
+            span = self._tell.begin_submit(party.endpoint, row, headers, again=True)
+            try:
+                await self._send(party, row, call, request, span, headers, held=held)
+            finally:
+                span.end()
         finally:
             self._submitting.pop(row.id, None)
             self._books.pop(row.id, None)
@@ -592,7 +735,7 @@ class JobRunner:
                 self._later(self._stop, row)  # the attempt that is not needed any more
             party = (row.origin, row.dialect)
             if row.state == "succeeded" and row.submitted_s:
-                self._durations.add((row.origin, row.model), row.resolved_s - row.submitted_s)
+                self._durations.add((row.origin, row.model, row.operation), row.resolved_s - row.submitted_s)
             if by_webhook:
                 self._overdue[party] = 0
             elif row.resolved_by == "poll" and row.mode == "webhook" and "fetch" not in row.flags:
@@ -687,7 +830,7 @@ class JobRunner:
             since_s=since_s or now_s,
             mode=mode,
             floor_s=party.settings.poll_after_s,
-            usual_s=self._durations.usual_s((row.origin, row.model)),
+            usual_s=self._durations.usual_s((row.origin, row.model, row.operation)),
             retention_s=party.codec.retention_s,
             dice=random.random(),  # noqa: S311
         )
@@ -715,9 +858,43 @@ class JobRunner:
         await self._blocking(change, self.store, row.id, step)
 
     async def _after_grace(self, row: JobRow, party: Party | None) -> None:
-        """It has not shown up: submit it again, under the next number."""
+        """It has not shown up: look for it where that can be done, else submit it again: as the same attempt where that makes no
+        second job, else under the next number."""
         assert party is not None
-        await self._next_attempt(row, party, "resubmitted")
+        try:
+            seen = await self._seek(party, row)
+        except SpanwireError as error:  # perhaps it was taken: it is not to be paid for twice
+            _log.warning("job %s: it cannot be looked for at the provider: %s", row.id, error)
+            wait_s = (error.retry_after_s or 0.0) if isinstance(error, ServerError) else 0.0
+            await self._plan(row, time.time() + max(party.settings.grace_s, wait_s))
+            return
+        if seen is not None:
+            await self._acknowledged(party, row, seen)
+        elif party.codec.resubmits:
+            await self._repeat(row, party)
+        else:
+            await self._next_attempt(row, party, "resubmitted")
+
+    async def _repeat(self, row: JobRow, party: Party) -> None:
+        def step(known: JobRow) -> Advance:
+            if known.attempt != row.attempt or known.state != "submit_unknown":
+                return Advance(None)
+            return Advance(msgspec.structs.replace(known, state="created", poll_s=time.time()))
+
+        learned = await self._blocking(change, self.store, row.id, step)
+        if learned is not None and learned.row.state == "created":
+            await self._submit_again(party, learned.row)
+
+    async def _seek(self, party: Party, row: JobRow) -> Seen | None:
+        """The job at the provider, if that can be searched, and has it."""
+        codec = party.codec
+        answers: list[HTTPAnswer] = []
+        if isinstance(codec, Seeks):
+            while (request := codec.seek(row, party.endpoint, answers)) is not None:
+                answers.append((await self._carry(party, row, request, _as_it_is, "seek"))[0])
+            if answers:
+                return codec.sought(row, answers)
+        return None
 
     async def _next_attempt(self, row: JobRow, party: Party, why: str) -> None:
         def step(known: JobRow) -> Advance:
@@ -740,13 +917,13 @@ class JobRunner:
 
     async def _begin_again(self, row: JobRow, party: Party | None) -> None:
         assert party is not None
-        await self._submit_again(party, row)
+        await self._submit_again(party, row, held=True)
 
     async def _expire(self, row: JobRow, party: Party | None) -> None:
         """Its deadline has come. Once more it is asked for: what was never delivered may be there."""
         if party is not None and party.codec.polls and row.provider_id is not None:
             with contextlib.suppress(SpanwireError, TimeoutError):
-                async with asyncio.timeout(10.0):
+                async with asyncio.timeout(_LAST_BATCH_ASK_S if row.operation == "batch" else _LAST_ASK_S):
                     await self._ask(row, party)
         learned = await self._blocking(change, self.store, row.id, lambda row: expire(row, now_s=time.time()))
         if learned is not None:
@@ -767,16 +944,18 @@ class JobRunner:
         try:
             async with self._asks:
                 seen = await self._asked(party, row, request)
-                if seen.fetch and seen.body is None and seen.state in TERMINAL and not fetch:
+                if seen.fetch and seen.body is None and seen.state in TERMINAL:
                     known = msgspec.structs.replace(row, urls={**row.urls, **seen.urls})
-                    more = codec.result(known, party.endpoint)
-                    if more is not None:
+                    if row.operation == "batch" and isinstance(codec, BatchCodec):
+                        seen = await self._fetched(party, codec, known, seen)
+                    elif not fetch and (more := codec.result(known, party.endpoint)) is not None:
                         seen = await self._asked(party, known, more)
         except SpanwireError as error:
             wait_s = error.retry_after_s if isinstance(error, ServerError) else None
             if wait_s is not None:
                 self._bucket(party).pause(now_s + wait_s)
-            _log.info("job %s: its status cannot be asked for: %s", row.id, error)
+            level = logging.WARNING if isinstance(error, MessageTooBig) else logging.INFO
+            _log.log(level, "job %s: its status cannot be asked for: %s", row.id, error)
             await self._plan(row, max(again_s or now_s + 60.0, now_s + (wait_s or 0.0)))
             return
         if seen.retry_after_s is not None:
@@ -794,9 +973,31 @@ class JobRunner:
         )
         if learned is None:
             return
-        self._took(learned)
+        self._took(learned, by_webhook=fetch)  # which was thin
         if learned.row.state in OPEN:
             await self._plan(learned.row, again_s or row.due_s)
+
+    async def _fetched(self, party: Party, codec: BatchCodec, row: JobRow, seen: Seen) -> Seen:
+        """The result of a batch: its files, which the status has named."""
+        requests = codec.fetches(row, party.endpoint)
+        if not requests:
+            return seen
+        answers = [(await self._carry(party, row, request, _as_it_is, "result"))[0] for request in requests]
+        return await self._blocking(lambda: codec.fetched(row, seen, _names(row), answers))
+
+    async def _ask_late(self, row: JobRow) -> JobRow:
+        """What a batch that was given up had answered until then: no word comes of it, and it is paid for."""
+        party = self._parties.get((row.origin, row.dialect))
+        request = party.codec.status(row, party.endpoint) if party is not None else None
+        if party is None or request is None or not isinstance(codec := party.codec, BatchCodec):
+            return row
+        seen = await self._asked(party, row, request)
+        if seen.fetch and seen.state in TERMINAL:
+            known = msgspec.structs.replace(row, urls={**row.urls, **seen.urls})
+            found = await self._fetched(party, codec, known, seen)
+            learned = await self._blocking(lambda: learn(self.store, row.id, found, by="poll", now_s=time.time()))
+            return row if learned is None else learned.row
+        return row
 
     async def _apply_for(self, row: JobRow) -> None:
         waiting = await self._blocking(lambda: self.store.unapplied(job=row.id))
@@ -839,11 +1040,13 @@ class JobRunner:
         party = self._parties.get((row.origin, row.dialect))
         if party is None:
             return
-        request = party.codec.cancel(row, party.endpoint)
-        if request is None:
-            return
         with contextlib.suppress(SpanwireError, TimeoutError):
             async with asyncio.timeout(10.0):
+                if row.provider_id is None and (seen := await self._seek(party, row)) is not None:
+                    row = msgspec.structs.replace(row, provider_id=seen.provider_id)
+                request = party.codec.cancel(row, party.endpoint)
+                if request is None:
+                    return
                 await self._carry(party, row, request, lambda answer: answer.status, "cancel")
 
     async def _sweep(self) -> None:
@@ -851,19 +1054,32 @@ class JobRunner:
 
     # --- inner ----------------------------------------------------------------------------------------------------------
 
-    async def _have_receiver(self, party: Party) -> None:
+    async def have_receiver(self, party: Party) -> None:
+        """Start the receiver of that endpoint, if it has one in this process. Raises ConfigurationError."""
         start, where = party.settings.receiver, party.settings.receiver_at
         if start is None or where in self._receivers:
             return
         async with self._receiver_lock:
             if where not in self._receivers:
                 codecs = self.state.manager.registry.codecs_of(party.prepared.spec.name)
-                self._receivers[where] = await self._blocking(start, self.store, codecs, self.wake)
+                receiver = await self._blocking(start, self.store, codecs, self.wake)
+                if isinstance(receiver, Heard):
+                    receiver.hear(self._tell.webhook)
+                self._receivers[where] = receiver
 
-    async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings:
+    async def _decoded(self, codec: JobCodec, row: JobRow) -> Reply | Embeddings | BatchReply:
         body = await self._blocking(self.store.body, row.result)
+        reply: Reply | Embeddings | BatchReply
         try:
-            reply = codec.reply(row.operation, body)
+            if row.operation == "batch" and isinstance(codec, BatchCodec):
+                reply = await self._blocking(codec.replies, body)
+                for item in reply.items.values():
+                    if isinstance(item, SpanwireError):
+                        item.endpoint = item.endpoint or row.endpoint
+                    if isinstance(item, JobError):
+                        item.job = item.job or row.id
+            else:
+                reply = codec.reply(row.operation, body)
         except SpanwireError as error:
             if error.endpoint is None:
                 error.endpoint = row.endpoint
@@ -950,6 +1166,26 @@ def _encode(call: Call) -> bytes:
 def _decode(row: JobRow) -> Call:
     operation, model, body = msgspec.json.decode(row.input)
     return Call(operation, model, body)
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+class _Batch(msgspec.Struct):
+    requests: list[_Named]
+
+
+_decode_names = msgspec.json.Decoder(tuple[str, str, _Batch]).decode
+
+
+def _names(row: JobRow) -> list[str]:
+    """Of the calls in a batch; none once its input is gone."""
+    return [one.custom_id for one in _decode_names(row.input)[2].requests] if row.input else []
+
+
+def _as_it_is(answer: HTTPAnswer) -> HTTPAnswer:
+    return answer
 
 
 def _closed() -> SpanwireError:

@@ -12,7 +12,7 @@ from ..transport import Dialect
 from .contract import HTTPAnswer, HTTPRequest, JobCodec, JobRow, Mode, Store
 from .stores import redacted
 
-__all__ = ["Ask", "JobSettings", "JobTransport", "Receiving"]
+__all__ = ["Ask", "Heard", "JobSettings", "JobTransport", "Receiving"]
 
 
 class Receiving(Protocol):
@@ -26,6 +26,14 @@ class Receiving(Protocol):
         """Take no more; what was begun is finished. Blocking."""
 
 
+@runtime_checkable
+class Heard(Protocol):
+    """What a receiver also has that says what becomes of webhooks, for metrics."""
+
+    def hear(self, tell: Callable[[str, str], None]) -> None:
+        """Call ``tell``, from any thread, with what happened (``stored``, ``duplicate``, ...) and the dialect or ``""``."""
+
+
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the jobs of one endpoint are kept, answered, and looked after.
 
@@ -37,6 +45,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         receiver: starts one in this process: gets the store, the codecs of all dialects by name, and what to call, from any
             thread, when something has come. Blocking. One for each store and ``receiver_at``.
         deadline_s: how long a job may take where its caller does not say, in seconds.
+        batch_deadline_s: the same of a batch, for which providers take up to 24 hours themselves.
         grace_s: how long to wait after a submit without an answer, before it is submitted again.
         on_lost: what to do where the provider has finished the job and the output is gone.
         poll_after_s: ask for the status at the earliest after so long; None: a minute with webhooks, a second without.
@@ -52,6 +61,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     receiver: Callable[[Store, Mapping[str, JobCodec], Callable[[], None]], Receiving] | None = None
     receiver_at: str = ""
     deadline_s: float = 86_400.0
+    batch_deadline_s: float = 26 * 3600.0
     grace_s: float = 60.0
     on_lost: Literal["raise", "resubmit"] = "raise"
     poll_after_s: float | None = None

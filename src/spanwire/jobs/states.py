@@ -12,8 +12,7 @@ Three rules make the order in which things are learned unimportant:
 * a success that comes after the caller was told ``cancelled``, ``expired`` or ``lost`` is kept, flagged ``late_result``: the
   state stays, since somebody has acted on it.
 
-A success whose result has to be asked for first, or a failure whose reason has, is not the end: the row is flagged
-``fetch``, and is due at once.
+An end whose result, or reason, has to be asked for first is not the end yet: the row is flagged ``fetch``, and is due at once.
 
 Of an attempt before the current one only a success counts: the job was submitted again because nobody knew about it, and
 whichever succeeds first is the result. Its failures say nothing about the attempt that runs now.
@@ -75,7 +74,14 @@ class Advance(NamedTuple):
 
 
 def advance(
-    row: JobRow, seen: Seen, *, by: str, now_s: float, attempt: int | None = None, flags: tuple[str, ...] = ()
+    row: JobRow,
+    seen: Seen,
+    *,
+    by: str,
+    now_s: float,
+    attempt: int | None = None,
+    flags: tuple[str, ...] = (),
+    seen_s: float | None = None,
 ) -> Advance:
     """Take in what was seen of a job.
 
@@ -84,6 +90,7 @@ def advance(
         now_s: our clock, seconds since the epoch.
         attempt: the attempt that it is about, as the callback's URL says; None or 0 if unknown: the current one.
         flags: to be kept on the row if this resolves it, such as ``stale``.
+        seen_s: when it was seen, by our clock, where that is not now: a delivery's arrival.
     """
     old = bool(attempt) and attempt != row.attempt
     if row.state in TERMINAL:
@@ -102,7 +109,7 @@ def advance(
     if old and seen.state != "succeeded":
         return Advance(None, flags=("old_attempt",))
     known = _learned(row, seen, old=old)
-    if seen.state in ("succeeded", "failed") and seen.fetch and seen.body is None:
+    if seen.state in TERMINAL and seen.fetch and seen.body is None:
         # Not its end yet: a crash between here and the answer would leave a success without a result, or a failure
         # without its reason.
         asked = msgspec.structs.replace(
@@ -133,7 +140,12 @@ def advance(
         return Advance(ended, result=seen.body is not None, resolved=True, flags=noticed)
     if _RANK[seen.state] > _RANK[row.state]:
         submitted_s = known.submitted_s or (now_s if _RANK[seen.state] >= _RANK["submitted"] else 0.0)
-        return Advance(msgspec.structs.replace(known, state=seen.state, submitted_s=submitted_s))
+        begun = msgspec.structs.replace(known, state=seen.state, submitted_s=submitted_s)
+        # A webhook comes when it begins. A look at the status finds it begun, perhaps long ago, unless an earlier one has
+        # found it waiting; and what has ended already, and is on its way, says nothing of its beginning.
+        if seen.state == "running" and seen.times.finished_s is None and (by == "webhook" or row.state == "queued"):
+            begun.running_s = now_s if seen_s is None else seen_s
+        return Advance(begun)
     return Advance(known if known != row else None, flags=("late",) if seen.state != row.state else ())
 
 
@@ -164,6 +176,7 @@ def next_attempt(row: JobRow, *, why: str = "resubmitted", now_s: float = 0.0) -
         urls={},
         times=Times(),
         submitted_s=0.0,
+        running_s=0.0,
         poll_s=now_s,
         flags=_with(tuple(flag for flag in row.flags if flag != "fetch"), why),
     )

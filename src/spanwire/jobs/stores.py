@@ -22,7 +22,7 @@ _GROUP = "spanwire.job_stores"
 #: What to install for schemes of our own, where the package that has them is missing.
 _EXTRAS = {
     **dict.fromkeys(("postgresql", "postgres"), "postgresql"),
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "redis+unix"), "redis"),
 }
 #: Up to the last @, since passwords are often typed as they are; a fragment is a # in one.
 _USER = re.compile(r"(?s)^([A-Za-z][A-Za-z0-9+.-]*://)([^/@:?]*)(:.*)?@")
@@ -138,7 +138,7 @@ def _entry(scheme: str) -> metadata.EntryPoint:
     from ..plugins import _disabled, _entry_points
 
     entries = {
-        (entry.value, _distribution(entry)): entry
+        (entry.name, entry.value, _distribution(entry)): entry  # found twice, where a folder is twice on sys.path
         for entry in _entry_points(_GROUP)
         if not _disabled() & {entry.name, _distribution(entry)}
     }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..timeline import AttemptRecord, CallRecord, Marks, Outcome, Reported, Timeline
 from .contract import JobRow, Times
 
-__all__ = ["Spent", "spent", "timeline_of"]
+__all__ = ["Spent", "known_of", "spent", "timeline_of"]
 
 
 class Spent(NamedTuple):
@@ -27,6 +27,17 @@ def spent(times: Times) -> Spent:
     if total_s is None and queue_s is not None and model_s is not None:
         total_s = queue_s + model_s
     return Spent(*(value if value is not None and value >= 0 else None for value in (queue_s, model_s, total_s)))
+
+
+def known_of(row: JobRow) -> tuple[Spent, bool]:
+    """What is known of the provider's time, and whether its queue is an estimate: from the acknowledgement to when the job
+    was first seen at work, both by our clock, within what the provider says that all of it took."""
+    told = spent(row.times)
+    if told.queue_s is not None or not row.submitted_s or row.running_s <= row.submitted_s:
+        return told, False
+    whole_s = row.resolved_s - row.submitted_s if told.total_s is None else told.total_s
+    queue_s = min(row.running_s - row.submitted_s, whole_s - (told.model_s or 0.0))
+    return (told._replace(queue_s=queue_s), True) if queue_s > 0 else (told, False)
 
 
 def timeline_of(row: JobRow, submit: AttemptRecord | None = None) -> Timeline:
@@ -62,7 +73,7 @@ def timeline_of(row: JobRow, submit: AttemptRecord | None = None) -> Timeline:
     marks.first_byte_ns = marks.last_byte_ns = marks.ended_ns = end_ns
     if row.state == "succeeded":
         marks.first_chunk_ns = marks.last_chunk_ns = end_ns
-    told = spent(row.times)
+    told, estimated = known_of(row)
     if any(value is not None for value in told):
         attempt.reported = Reported(
             server=row.dialect,
@@ -70,7 +81,8 @@ def timeline_of(row: JobRow, submit: AttemptRecord | None = None) -> Timeline:
             model_ns=_maybe_ns(told.model_s),
             total_ns=_maybe_ns(told.total_s),
             slack_ns=1_000_000,
-            raw={name: value for name, value in zip(Spent._fields, told, strict=True) if value is not None},
+            queue_estimated=estimated,
+            raw={name: value for name, value in zip(Spent._fields, spent(row.times), strict=True) if value is not None},
         )
     parts = row.trace.get("traceparent", "").split("-")
     if len(parts) == 4 and len(parts[1]) == 32:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..endpoint import Endpoint
 from ..timeline import Timeline
 from .contract import Delivery, JobRow
-from .timing import spent, timeline_of
+from .timing import known_of, timeline_of
 
 if TYPE_CHECKING:
     from ..telemetry import CallSpan, Telemetry
@@ -121,6 +121,19 @@ class JobTelemetry:
             with contextlib.suppress(Exception):
                 self._add("spanwire.job.events", 1, row, {"spanwire.job.event": event})
 
+    def webhook(self, event: str, dialect: str) -> None:
+        """What became of a webhook at a receiver: ``received``, and then ``stored``, ``duplicate``, ``bad_signature``, and so
+        on. From any thread; also in a process that only receives."""
+        if self._telemetry is not None:
+            with contextlib.suppress(Exception):
+                name = "spanwire.job.webhooks"
+                found = self._instruments.get(name)
+                if found is None:
+                    found = self._instruments[name] = self._telemetry.meter.create_counter(
+                        name, "{webhook}", _WHAT[name]
+                    )
+                found.add(1, {"spanwire.job.dialect": dialect or "unknown", "spanwire.job.event": event})
+
     @staticmethod
     def timeline(row: JobRow) -> Timeline:
         """Where the job's time went."""
@@ -158,10 +171,10 @@ class JobTelemetry:
             f"job {row.dialect}/{row.model}", "internal", attributes, begin_ns, _links(row.trace), error=error
         )
         at_ns = int((row.submitted_s or row.created_s) * 1e9)
-        told = spent(row.times)
+        told, estimated = known_of(row)
         rest_s = None if told.total_s is None else row.resolved_s - at_ns / 1e9 - told.total_s
         for name, seconds, source in (
-            ("queue", told.queue_s, "reported"),
+            ("queue", told.queue_s, "estimated" if estimated else "reported"),
             ("model", told.model_s, "reported"),
             ("network", rest_s, "estimated"),
         ):
@@ -219,6 +232,7 @@ _WHAT = {
     "spanwire.job.open": "Jobs that have not ended; the sum over all processes counts",
     "spanwire.job.submits": "Submits that were begun, further attempts included",
     "spanwire.job.resolved": "Jobs that have ended, each once",
+    "spanwire.job.webhooks": "What became of webhooks at a receiver; one of them may be several things",
     "spanwire.job.events": "What does not happen to most jobs",
 }
 #: In seconds: from a job that is answered at once to one of a day.

@@ -102,6 +102,11 @@ def explain(attempt: AttemptRecord, *, answered: bool) -> Explained:
     refused: list[str] = []
     told = _fitting(reported, waits, refused)
     pieces = _divide(told, waits)
+    if reported.queue_estimated:  # and so is what it leaves of the wait
+        pieces = [
+            (segment, part, duration_ns, "estimated" if segment in ("queue", "network") else source)
+            for segment, part, duration_ns, source in pieces
+        ]
     _trim(pieces, waits.whole_ns)
     includes_queue = told.prefill_ns is not None and reported.prefill_ns is None and reported.queue_ns is None
     return Explained(pieces, tuple(refused), includes_queue)

@@ -123,6 +123,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
         outer_ns: an outer bound of the server's time: what a gateway in front of it measured, or what the headers of a
             stream say, which are written before the first token. With ``outer_to_headers`` to the headers.
         slack_ns: how much the values may be off, since they were cut to whole units.
+        queue_estimated: the queue is what we saw from outside, not what the server has said.
         raw: every reading as it was sent, by header or path, also those that no segment uses.
     """
 
@@ -137,6 +138,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     outer_ns: int | None = None
     outer_to_headers: bool = True
     slack_ns: int = 0
+    queue_estimated: bool = False
     raw: Mapping[str, Any] = {}
 
 

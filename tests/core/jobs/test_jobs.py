@@ -557,7 +557,7 @@ async def test_a_status_without_an_output_needs_a_way_in(tmp_path: Path) -> None
         ({"receiver": "8000"}, "receiver"),
         ({"receiver_options": {"secret": "x"}}, "receiver_options"),
         ({"result_hosts": "https://a"}, "result_hosts"),
-        ({"store": "redis://x"}, "store"),
+        ({"store": "mysql://x"}, "store"),
         ({"instance_key": "xyz"}, "instance key"),
         ({"instance": "xyz"}, "instance_key"),
     ],

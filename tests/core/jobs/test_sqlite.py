@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -38,15 +39,24 @@ class TestSQLite(StoreConformance):
 EVENTS = ("ack", "start", "done", "same again", "done, new id", "poll")
 
 
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: thousands of commits wait for no disk there."""
+    shared = "/dev/shm"
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("callback", ["request", "account"])
-def test_a_job_is_resolved_once_in_every_order(tmp_path: Path, callback: Literal["request", "account"]) -> None:
+def test_a_job_is_resolved_once_in_every_order(memory: Path, callback: Literal["request", "account"]) -> None:
     """The webhooks go through the inbox, and are taken in when they can be; what is known by the ack alone waits for it."""
-    store = SQLiteStore(tmp_path / "jobs.db")
+    store = SQLiteStore(memory / "jobs.db")
     codec = Simple(callback)
     orders = list(permutations(EVENTS))
     assert len(orders) == 720
-    if "SPANWIRE_ALL_ORDERS" not in os.environ:
-        orders = random.Random(5).sample(orders, 120)
     for number, order in enumerate(orders):
         job, theirs = f"job-{number:04d}", f"p-{number}"
         store.add([JobRow(id=job, dialect="d", state="submitting", input=b"call", created_s=1.0)])
@@ -95,7 +105,7 @@ def test_a_job_is_resolved_once_in_every_order(tmp_path: Path, callback: Literal
 @pytest.mark.parametrize(
     "url",
     [
-        "postgres://x/y",
+        "mysql://x/y",
         "jobs.db",
         "sqlite://host/jobs.db",
         "sqlite:///x?keep=1",

@@ -124,6 +124,18 @@ def test_a_success_that_has_to_be_fetched_is_due_at_once_and_not_its_end() -> No
     assert fetched.row.flags == ()
 
 
+@pytest.mark.parametrize("state", ["expired", "cancelled"])
+def test_an_end_that_may_have_a_result_is_not_the_end_either(state: State) -> None:
+    """A batch that has expired has the answers of those calls that were in time."""
+    step = advance(ROW, Seen(state=state, fetch=True), by="webhook", now_s=7.0)
+    assert step.row is not None
+    assert (step.row.state, step.row.poll_s, step.row.flags) == ("running", 7.0, ("fetch",))
+    assert not step.resolved
+    ended = advance(step.row, Seen(state=state), by="poll", now_s=8.0)
+    assert ended.row is not None
+    assert (ended.row.state, ended.row.flags) == (state, ())
+
+
 def test_a_failure_whose_reason_has_to_be_fetched_is_not_the_end_either() -> None:
     step = advance(ROW, Seen(state="failed", fetch=True, code="thin"), by="webhook", now_s=7.0)
     assert step.row is not None
@@ -191,3 +203,25 @@ def test_our_own_ends() -> None:
         assert step.row.resolved_by == "local"
         assert withdraw(step.row, now_s=4.0).row is None
         assert last_word(step.row, code=None, message="", now_s=4.0).row is None
+
+
+def test_when_it_was_first_seen_at_work_is_kept() -> None:
+    row = JobRow(id="j", state="submitted", submitted_s=1.0)
+    made = advance(row, Seen(state="running"), by="webhook", now_s=9.0, seen_s=3.0).row
+    assert made is not None
+    assert made.running_s == 3.0
+    assert advance(made, Seen(state="running"), by="poll", now_s=10.0).row is None
+    polled = advance(row, Seen(state="running"), by="poll", now_s=4.0).row
+    assert polled is not None
+    assert polled.running_s == 0.0  # nobody knows since when
+    waiting = advance(row, Seen(state="queued"), by="poll", now_s=4.0).row
+    assert waiting is not None
+    found = advance(waiting, Seen(state="running"), by="poll", now_s=5.0).row
+    assert found is not None
+    assert found.running_s == 5.0
+    ended = advance(waiting, Seen(state="running", times=Times(finished_s=1.0)), by="poll", now_s=5.0).row
+    assert ended is not None
+    assert ended.running_s == 0.0  # its result is on the way
+    again = next_attempt(msgspec.structs.replace(made, input=b"x"))
+    assert again is not None
+    assert again.running_s == 0.0

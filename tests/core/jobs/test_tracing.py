@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 import spanwire
@@ -146,3 +147,39 @@ def test_a_jobs_timeline_adds_up() -> None:
     assert abs(segments["network"].duration_s - 0.2) < 1e-3
     assert timeline.trace_id == "ab" * 16
     assert timeline_of(JobRow(id="j", state="expired", created_s=1.0, resolved_s=2.0)).outcome == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("times", "running_s", "queue_s", "model_s", "model"),
+    [
+        (Times(model_s=2.0), 1001.0, 0.9, 2.0, "reported"),  # Cog: its start event came
+        (Times(total_s=3.0), 1001.0, 0.9, 2.1, "estimated"),  # Baseten: a status said so
+        (Times(model_s=2.0), 1003.0, 1.1, 2.0, "reported"),  # seen late: no more than the model leaves
+        (Times(), 1001.0, 0.9, None, None),
+        (Times(total_s=3.0), 0.0, None, 3.0, "estimated"),  # never seen at work
+        (Times(queue_s=0.5, model_s=2.0), 1001.0, 0.5, 2.0, "reported"),  # it says it itself
+    ],
+)
+def test_a_queue_that_was_seen_from_outside_is_an_estimate(
+    times: Times, running_s: float, queue_s: float | None, model_s: float | None, model: str | None
+) -> None:
+    row = JobRow(
+        id="j",
+        state="succeeded",
+        created_s=1000.0,
+        submitted_s=1000.1,
+        running_s=running_s,
+        resolved_s=1003.2,
+        times=times,
+    )
+    timeline = timeline_of(row)
+    assert_adds_up(timeline)
+    segments = timeline.segments
+    if queue_s is None:
+        assert "queue" not in segments
+    else:
+        assert segments["queue"].duration_s == pytest.approx(queue_s)
+        assert segments["queue"].source == ("reported" if times.queue_s else "estimated")
+    if model_s is not None:
+        assert segments["model"].duration_s == pytest.approx(model_s)
+        assert segments["model"].source == model

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_spanwire import SpanwireEmbeddings
 from langchain_spanwire.embeddings import batches_of
+from spanwire_webhook.loopback import WebhookPart
 
 import spanwire
 from spanwire import errors
@@ -157,3 +159,43 @@ def test_cancelling_leaves_nothing() -> None:
             await manager.aclose()
 
     run(body)
+
+
+def by_jobs(way: str, endpoint: spanwire.Endpoint, texts: list[str], **more: Any) -> list[list[float]]:
+    def model(manager: Any) -> SpanwireEmbeddings:
+        return SpanwireEmbeddings(model="e", endpoint=endpoint, manager=manager, **more)
+
+    async def ask() -> list[list[float]]:
+        async with spanwire.ConnectionManager() as manager:
+            if len(texts) == 1:
+                return [await model(manager).aembed_query(texts[0])]
+            return await model(manager).aembed_documents(texts)
+
+    if way == "async":
+        return run(ask)
+    with spanwire.SyncConnectionManager() as manager:
+        return [model(manager).embed_query(texts[0])] if len(texts) == 1 else model(manager).embed_documents(texts)
+
+
+@both
+def test_by_jobs(way: str, tmp_path: Path) -> None:
+    part = WebhookPart()
+    texts = [f"text {number}" for number in range(23)]
+
+    def scripted(request: Request) -> Script:
+        return Script(finish_reason="error" if "text 22" in request.body["input"] else "stop")
+
+    with LoopbackServer(default=scripted, part=part) as server:
+        options = {**part.endpoint_options, "store": f"sqlite:///{tmp_path}/jobs.db"}
+        endpoint = server.endpoint(transport="webhook", options=options)
+        with pytest.raises(errors.ServerError, match="the script says"):
+            by_jobs(way, endpoint, texts, chunk_size=5, group="texts")
+        found = by_jobs(way, endpoint, texts[:22], chunk_size=5, group="others")
+        assert len(found) == 22
+        assert sorted(len(job.call["input"]) for job in part.jobs[-5:]) == [2, 5, 5, 5, 5]
+        count = len(part.jobs)
+        assert by_jobs(way, endpoint, texts[:22], chunk_size=5, group="others") == found
+        assert len(part.jobs) == count
+        assert by_jobs(way, endpoint, texts[:22]) == found
+        assert by_jobs(way, endpoint, ["text 0"], group="others") == found[:1]
+        assert len(part.jobs) == count + 2

@@ -416,7 +416,8 @@ def test_vllm_tells_milliseconds_in_the_body_or_beside_the_usage(
         "time_to_first_token_ms": pytest.approx((request.times.prefill_s or 0) * 1e3),
         "generation_time_ms": pytest.approx((request.times.decode_s or 0) * 1e3),
     }
-    assert said["metrics"]["generation_time_ms"] >= 18
+    early_ms = 2 * TICK_NS / 1e6
+    assert sum(said["metrics"].values()) >= 55 - early_ms  # a late phase shortens the next, as above
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "cerebras"])

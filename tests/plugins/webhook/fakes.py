@@ -30,8 +30,11 @@ Scheme = Literal["standard", "baseten", "fal", "gemini", "none"]
 class FakeCodec:
     """Bodies are ``{"id": ..., "status": ...}``."""
 
-    def __init__(self, scheme: Scheme, callback: Literal["request", "account"] = "request") -> None:
+    def __init__(
+        self, scheme: Scheme, callback: Literal["request", "account"] = "request", *, bearer: bool = False
+    ) -> None:
         self.scheme = scheme
+        self.bearer = bearer
         self.callback = callback
         self.read: list[bytes] = []
 
@@ -55,6 +58,7 @@ def codecs() -> dict[str, JobCodec]:
         "generic": FakeCodec("standard"),
         "baseten": FakeCodec("baseten"),
         "runpod": FakeCodec("none"),
+        "cog": FakeCodec("none", bearer=True),
         "openai": FakeCodec("standard", "account"),
         "gemini": FakeCodec("gemini"),
         "fal": FakeCodec("fal"),

@@ -24,7 +24,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        self.answer: Callable[[Hook], int | None] = lambda hook: 204
+        self.answer: Callable[[Hook], int | None] = lambda hook: 200
         self.changed = threading.Condition()
         self.url = ""
 

@@ -183,6 +183,7 @@ HEADERS: dict[str, Callable[[bytes], list[tuple[str, str]]]] = {
     "standard": signed,
     "baseten": lambda body: [("x-baseten-signature", sign_baseten(BASETEN_SECRET, body))],
     "fal": signed_by_fal,
+    "gemini": signed,
     "none": lambda _: [],
 }
 
@@ -202,7 +203,8 @@ def test_every_dialect_of_ours_can_be_received(yard: Yard, dialect: Dialect) -> 
     path = f"/{dialect.name}" if codec.callback == "account" else yard.path(dialect.name)
     body = b'{"id":"p1","request_id":"p1","status":"processing","type":"response.completed","data":{"id":"p1"}}'
     headers = HEADERS[codec.scheme](body)
-    assert [yard.post(path, headers, body).status for _ in range(2)] == [204, 200]
+    new = 200 if dialect.name == "runpod" else 204  # which takes nothing else for an answer
+    assert [yard.post(path, headers, body).status for _ in range(2)] == [new, 200]
     assert yard.inbox()[0].provider_id == "p1"
     assert yard.inbox()[0].flags == ()
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
@@ -135,7 +137,7 @@ def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path
 
 
 def test_a_store_that_is_none_is_one_line() -> None:
-    failed = run("jobs", "list", "--store", "redis://x")
+    failed = run("jobs", "list", "--store", "mysql://x")
     assert failed.exit_code == 1
     assert "not known" in failed.output
 
@@ -151,35 +153,106 @@ main()
 """
 
 
+class Receiving:
+    """``spanwire receive`` as a process of its own."""
+
+    def __init__(self, store: SQLiteStore, *arguments: str, script: str = _RUN) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, "receive", "--store", url_of(store), "--port", "0", *arguments],
+            env={**os.environ, "SPANWIRE_WEBHOOK_SECRETS_GENERIC": SECRET},
+            cwd=Path(__file__).parents[3],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line + self.process.stderr.read()
+        self.port = urlsplit(found.group()).port or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+
+    def get(self, path: str) -> int:
+        connection = self.connect()
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code, and what it has printed."""
+        out, err = self.process.communicate(timeout=20)
+        assert "Traceback" not in err
+        return self.process.returncode, out
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_receive_until_it_is_told_to_stop(store: SQLiteStore, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, "receive", "--store", url_of(store), "--port", "0"],
-        env={**os.environ, "SPANWIRE_WEBHOOK_SECRETS_GENERIC": SECRET},
-        cwd=Path(__file__).parents[3],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        line = process.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line + process.stderr.read()
-        address = urlsplit(found.group())
-        job = add(store, state="submitted")
-        body = said()
-        mac = Receiver(store, codecs()).mac
-        connection = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=10)
-        connection.request("POST", mac.path("generic", job), body, dict(signed_now(body)))
+def test_told_to_stop_it_finishes_what_is_being_received(store: SQLiteStore, number: signal.Signals) -> None:
+    with Receiving(store) as receiving:
+        assert receiving.get("/healthz") == receiving.get("/readyz") == 200
+        job, body = add(store, state="submitted"), said()
+        path = Receiver(store, codecs()).mac.path("generic", job)
+        begun = receiving.connect()
+        begun.putrequest("POST", path)
+        for name, value in {**dict(signed_now(body)), "content-length": str(len(body))}.items():
+            begun.putheader(name, value)
+        begun.endheaders(body[:5])
+        assert receiving.get("/healthz") == 200  # and so the half is there as well
+        receiving.process.send_signal(number)
+        with contextlib.suppress(OSError):
+            while True:  # until it listens no more
+                socket.create_connection(("127.0.0.1", receiving.port), timeout=10).close()
+        begun.send(body[5:])
+        assert begun.getresponse().status == 204
+        assert receiving.ended()[0] == 0
+        assert store.unapplied(job=job)[0][1].body == body
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_it_goes_on_for_a_while_and_says_that_it_is_not_ready(store: SQLiteStore) -> None:
+    with Receiving(store, "--drain", "60") as receiving:
+        assert receiving.get("/readyz") == 200
+        receiving.process.send_signal(signal.SIGTERM)
+        while receiving.get("/readyz") != 503:
+            pass
+        assert receiving.get("/healthz") == 200
+        job, body = add(store, state="submitted"), said()
+        connection = receiving.connect()
+        connection.request("POST", Receiver(store, codecs()).mac.path("generic", job), body, dict(signed_now(body)))
         assert connection.getresponse().status == 204
         connection.close()
-        assert store.unapplied(job=job)[0][1].body == body
-        process.send_signal(number)
-        assert process.wait(20) in (0, -number)
-        rest = process.stderr.read()
-        assert "Traceback" not in rest
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+        receiving.process.send_signal(signal.SIGTERM)  # in a hurry
+        assert receiving.ended()[0] == 0
+
+
+_COUNTED = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(ConsoleMetricExporter())]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_its_counters_are_metrics_where_the_process_has_a_provider(store: SQLiteStore) -> None:
+    with Receiving(store, script=_COUNTED + _RUN) as receiving:
+        connection = receiving.connect()
+        connection.request("POST", "/generic/nobodys", b"{}")
+        assert connection.getresponse().status == 404
+        connection.close()
+        receiving.process.send_signal(signal.SIGTERM)
+        code, out = receiving.ended()
+    assert code == 0
+    assert '"spanwire.job.webhooks"' in out
+    assert '"spanwire.job.event": "bad_path"' in out

@@ -21,6 +21,7 @@ from spanwire_webhook.keys import KeySet
 from spanwire_webhook.receiver import SELF_CHECK, Reception
 from spanwire_webhook.settings import ReceiverSettings
 from spanwire_webhook.signatures import sign_baseten
+from spanwire_webhook.url_mac import URLMac
 
 from spanwire.jobs.contract import Delivery
 from spanwire.jobs.ids import new_id
@@ -112,6 +113,131 @@ def test_an_account_has_one_address_for_all_its_jobs_which_only_a_signature_open
     assert yard.post("/openai", signed(body), body).status == 404
     yard.again(ReceiverSettings(unsigned=frozenset({"openai"})))
     assert yard.post("/openai", signed(body), body).status == 404
+
+
+def test_geminis_address_for_all_jobs_is_opened_by_the_secret_and_never_by_a_token(yard: Yard) -> None:
+    """Anybody can have Google make out a token to an address, for a job of his own."""
+    row = next(row for row in VECTORS["vectors"] if row["id"] == "gemini-ok")
+    token, body = [tuple(pair) for pair in row["headers"]], said("v1_x")
+    assert yard.post("/gemini", token, b"{}").status == 404  # there is no secret
+    settings = ReceiverSettings(secrets={"gemini": (SECRET,)}, audience=(row["audience"],))
+    yard.again(settings)
+    yard.receiver._key_sets["gemini"].replace(VECTORS["key_sets"]["gemini"])
+    yard.now_s = row["now"]
+    assert yard.post("/gemini", token, b"{}").body == b"wrong_audience"
+    assert yard.post(yard.path("gemini"), token, b"{}").status == 204
+    assert yard.post("/gemini", signed(body, at_s=row["now"]), body).status == 204
+    assert yard.post(yard.path("gemini"), signed(body, id="m9", at_s=row["now"]), body).status == 204
+    assert not yard.begin("/gemini", signed(body, secret=OTHER_SECRET, at_s=row["now"])).wants_keys()
+    assert [delivery.provider_id for delivery in yard.inbox() if delivery.job is None] == ["v1_x"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_token_is_for_the_address_by_whichever_key_made_it(older: bool) -> None:
+    keys = (b"1" * 32, b"2" * 32)
+    yard = with_settings(instance_keys=keys, public_url="https://hooks.example/x")
+    try:
+        reception = yard.begin(URLMac(keys[older:]).path("gemini", new_id()), [])
+        assert reception._audience()[older].startswith("https://hooks.example/x/gemini/")
+        assert reception._where.ok
+        assert (
+            URLMac(keys[older:]).url("https://hooks.example/x", "gemini", reception._where.job) in reception._audience()
+        )
+    finally:
+        yard.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ("Bearer the newer token of cog's", 204),
+        ("bearer  the older token of cog's", 204),
+        ("Bearer somebody else's token", 401),
+        ("Basic the newer token of cog's", 401),
+        ("the newer token of cog's", 401),
+        (None, 401),
+    ],
+)
+def test_cogs_token_is_asked_for_besides_the_address(given: str | None, status: int) -> None:
+    tokens = ("the newer token of cog's", "the older token of cog's")
+    yard, body = with_settings(secrets={"cog": tokens}), said()
+    try:
+        headers = [] if given is None else [("Authorization", given)]
+        assert yard.post(yard.path("cog"), headers, body).status == status
+        assert len(yard.quarantine()) == (status == 401)
+        assert yard.post("/cog", headers, body).status == 404
+        assert "older" not in repr(yard.quarantine() + yard.inbox())  # no token is kept
+        assert "somebody" not in repr(yard.quarantine())
+        yard.again(ReceiverSettings(secrets={"cog": ("somebody else's token",)}))
+        right = given == "Bearer somebody else's token"
+        assert yard.receiver.verify_again() == (right, status == 401)
+        yard.again(ReceiverSettings())
+        assert yard.post(yard.path("cog"), [], body).status == 204  # no token, no question
+    finally:
+        yard.close()
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def probed(yard: Yard, path: str, method: str = "GET") -> tuple[int, bytes]:
+    answer = yard.begin(path, method=method).finish()
+    return answer.status, answer.body
+
+
+def test_probes_say_whether_it_lives_and_whether_the_store_can_be_written(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spanwire_webhook.receiver._READY_S", -1.0)
+    for path in ("/healthz", "/hooks/healthz/", "/readyz", "/hooks/readyz?x=1"):
+        assert probed(yard, path) == (200, b"ok\n")
+        assert probed(yard, path, "HEAD")[0] == 200
+        assert probed(yard, path, "POST")[0] == 404
+    yard.store.down = True
+    assert probed(yard, "/readyz") == (503, b"the store cannot be written\n")
+    assert probed(yard, "/healthz")[0] == 200
+    yard.store.down = False
+    assert probed(yard, "/readyz")[0] == 200
+    yard.receiver.draining = True
+    assert probed(yard, "/readyz") == (503, b"draining\n")
+    assert probed(yard, "/healthz")[0] == 200
+    body = said()
+    assert yard.post(yard.path("generic"), signed(body), body).status == 204  # what comes is taken to the end
+    assert yard.count("received") == 5  # probes, other than those by POST, are no webhooks
+    assert yard.sqlite.unapplied() == yard.sqlite.quarantined() == []
+
+
+def test_the_store_is_not_asked_for_every_probe(yard: Yard) -> None:
+    for _ in range(5):
+        assert probed(yard, "/readyz")[0] == 200
+    assert len(yard.store.batches) == 1
+
+
+def test_what_becomes_of_webhooks_is_told_with_the_dialect(yard: Yard) -> None:
+    told: list[tuple[str, str]] = []
+    yard.receiver.tell = lambda event, dialect: told.append((event, dialect))
+    body = said("resp_1")
+    path = yard.path("generic")
+    for headers in (signed(body), signed(body), signed(body, secret=OTHER_SECRET)):
+        yard.post(path, headers, body)
+    yard.post("/openai", signed(body), body)
+    yard.post("/someones-guess", [], body)
+    assert told == [
+        ("received", "generic"),
+        ("stored", "generic"),
+        ("received", "generic"),
+        ("duplicate", "generic"),
+        ("received", "generic"),
+        ("bad_signature", "generic"),
+        ("quarantined", "generic"),
+        ("received", "openai"),
+        ("stored", "openai"),
+        ("orphan", "openai"),
+        ("received", ""),
+        ("bad_path", ""),
+    ]
+    yard.receiver.tell = lambda event, dialect: 1 / 0  # type: ignore[assignment]
+    assert yard.post(path, signed(body, id="m7"), body).status == 204
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------

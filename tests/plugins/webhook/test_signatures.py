@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from spanwire_webhook.keys import KeySet
 from spanwire_webhook.signatures import (
     Baseten,
+    Bearer,
     Fal,
+    Gemini,
     GeminiJWT,
     StandardWebhooks,
     Verdict,
@@ -222,7 +224,10 @@ def test_schemes_by_name() -> None:
     assert isinstance(verifier_for("standard", [SECRET], {}), StandardWebhooks)
     assert isinstance(verifier_for("baseten", [SECRET], {}), Baseten)
     assert isinstance(verifier_for("fal", [], keys), Fal)
-    assert isinstance(verifier_for("gemini", [], keys), GeminiJWT)
+    assert isinstance(verifier_for("gemini", [], keys), Gemini)
+    assert isinstance(verifier_for("gemini", [SECRET], {}), Gemini)
+    assert isinstance(verifier_for("bearer", [SECRET], {}), Bearer)
+    assert verifier_for("bearer", [], {}) is None
     assert [verifier_for(name, [], {}) for name in ("none", "standard", "baseten", "fal", "gemini")] == [None] * 5
     with pytest.raises(ConfigurationError, match="rot13"):
         verifier_for("rot13", [], {})

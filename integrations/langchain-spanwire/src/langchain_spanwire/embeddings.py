@@ -60,8 +60,22 @@ class SpanwireEmbeddings(Connected, Embeddings):
     extra_body: Mapping[str, Any] | None = Field(default=None, repr=False)
     """The same, and the last word over everything else."""
 
+    group: str = ""
+    """Where the server answers by jobs (``transport="webhook"``): the name under which the texts of :meth:`embed_documents` are
+    kept, so that the same texts, given again after a crash or an error, are embedded only as far as they were not. Without it
+    what is open is cancelled when the call ends early."""
+
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text. Raises what ``spanwire.SyncConnectionManager.embed`` does."""
+        if self._by_jobs(texts):
+            vectors: list[list[float]] = [[] for _ in texts]
+            with self.sync_manager().submit_many(self.endpoint_now(), _Calls(self, texts), **self._how()) as bulk:
+                for result in bulk:
+                    vectors[result.index] = _vector(result, self.endpoint_now())
+            return vectors
+        return self._embed(texts)
+
+    def _embed(self, texts: Sequence[str]) -> list[list[float]]:
         batches = self._batches(texts)
         manager, endpoint = self.sync_manager(), self.endpoint_now()
         failed = threading.Event()  # the other threads ask for nothing more
@@ -90,10 +104,21 @@ class SpanwireEmbeddings(Connected, Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of one text."""
-        return self.embed_documents([text])[0]
+        return self._embed([text])[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text. Raises what ``spanwire.ConnectionManager.embed`` does."""
+        if self._by_jobs(texts):
+            vectors: list[list[float]] = [[] for _ in texts]
+            async with self.async_manager().submit_many(
+                self.endpoint_now(), _Calls(self, texts), **self._how()
+            ) as bulk:
+                async for result in bulk:
+                    vectors[result.index] = _vector(result, self.endpoint_now())
+            return vectors
+        return await self._aembed(texts)
+
+    async def _aembed(self, texts: Sequence[str]) -> list[list[float]]:
         batches = self._batches(texts)
         manager, endpoint = self.async_manager(), self.endpoint_now()
         found: list[list[list[float]]] = [[] for _ in batches]
@@ -124,7 +149,21 @@ class SpanwireEmbeddings(Connected, Embeddings):
 
     async def aembed_query(self, text: str) -> list[float]:
         """The vector of one text."""
-        return (await self.aembed_documents([text]))[0]
+        return (await self._aembed([text]))[0]
+
+    def _by_jobs(self, texts: Sequence[str]) -> bool:
+        """Whether these are a bulk of jobs, cut as the provider takes them."""
+        several = not isinstance(texts, str) and len(texts) > (0 if self.group else 1)
+        return several and self.async_manager().answers_later(self.endpoint_now())
+
+    def _how(self) -> dict[str, Any]:
+        chosen = self.model_fields_set
+        return {
+            "group": self.group,
+            "deadline_s": self.endpoint_now().timeouts.total_s,
+            "shard": self.chunk_size if "chunk_size" in chosen else None,
+            "shard_bytes": self.chunk_bytes if "chunk_bytes" in chosen else None,
+        }
 
     def _batches(self, texts: Sequence[str]) -> list[list[str]]:
         if isinstance(texts, str):
@@ -136,6 +175,20 @@ class SpanwireEmbeddings(Connected, Embeddings):
         body.update(self.model_kwargs)
         body.update(self.extra_body or {})
         return spanwire.Call.embeddings(self.model, list(batch), **body)
+
+
+class _Calls:
+    """A call for each text, made when it is asked for."""
+
+    def __init__(self, model: SpanwireEmbeddings, texts: Sequence[str]) -> None:
+        self._model = model
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[spanwire.Call]:
+        return (self._model._call([text]) for text in self._texts)
 
 
 def batches_of(texts: Sequence[str], most: int, most_bytes: int) -> Iterator[list[str]]:
@@ -151,6 +204,18 @@ def batches_of(texts: Sequence[str], most: int, most_bytes: int) -> Iterator[lis
         size += length
     if batch:
         yield batch
+
+
+def _vector(result: Any, endpoint: spanwire.Endpoint) -> list[float]:
+    """Of one result of a bulk."""
+    try:
+        found = result.result()
+        if not isinstance(found, spanwire.Embeddings):
+            raise ProtocolError("the answer has no embeddings", endpoint=endpoint.address)
+    except SpanwireError as error:
+        as_model_error(error)
+        raise
+    return _vectors(found, [""], endpoint)[0]
 
 
 def _vectors(answer: spanwire.Embeddings, batch: Sequence[str], endpoint: spanwire.Endpoint) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import typer
 
 from spanwire.errors import ConfigurationError
 
+from .bulk_commands import add_to
 from .settings import ReceiverSettings
 
 if TYPE_CHECKING:
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["jobs", "receive"]
 
+#: For webhooks that are being received when it is told to stop, in seconds: below what Kubernetes gives by default, 30.
+_GRACE_S = 20
+
 receive = typer.Typer(add_completion=False, rich_markup_mode=None)
 jobs = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look at jobs, and at what came for them."
 )
+add_to(jobs)
 
 _Store = Annotated[
     str | None,
@@ -68,14 +74,22 @@ def _receive(
     body_limit: Annotated[int, typer.Option("--body-limit", metavar="BYTES", min=1, help="Of a webhook's body.")] = 64
     * 1024
     * 1024,
+    drain: Annotated[
+        float,
+        typer.Option("--drain", metavar="SECONDS", min=0.0, help="Told to stop: go on for so long, but not ready."),
+    ] = 0.0,
 ) -> None:
     """Take webhooks into a store, until it is told to stop.
 
     Answers 2xx once a webhook is on the disk. Programs that wait for the jobs read the same store.
 
+    GET /healthz: the process answers. GET /readyz: the store can be written, and nobody has told it to stop. After
+    SIGTERM it finishes what is being received, and exits with 0.
+
     \b
     Secrets come from the environment, several separated by blanks:
       SPANWIRE_WEBHOOK_SECRETS_BASETEN, SPANWIRE_WEBHOOK_SECRETS_REPLICATE, ...
+      SPANWIRE_WEBHOOK_SECRETS_COG: the WEBHOOK_AUTH_TOKEN of Cog's servers
       SPANWIRE_WEBHOOK_KEYS: instance keys in hex, besides the store's own
 
     \b
@@ -91,13 +105,12 @@ def _receive(
     opened = _open(store)
     try:
         receiver = _receiver(opened, settings)
+        receiver.tell = _counting()
         listening = listen(host, port)
         try:
             typer.echo(f"receiving on http://{host}:{listening.getsockname()[1]}", err=True)
             sys.stderr.flush()
-            server_for(receiver).run(sockets=[listening])
-        except KeyboardInterrupt:  # uvicorn raises the signal again after it has ended in peace
-            pass
+            server_for(receiver, drain_s=drain, grace_s=_GRACE_S).run(sockets=[listening])
         finally:
             listening.close()
     finally:
@@ -195,6 +208,14 @@ def _check(store: _Store = None, public_url: _PublicURL = None) -> None:
     typer.echo(
         f"all right: {checked.round_trip_s or 0.0:.3f} s there and back, clocks {checked.offset_s or 0.0:+.1f} s apart"
     )
+
+
+def _counting() -> Callable[[str, str], None]:
+    """Metrics of the receiver, where this process has a provider for them."""
+    from spanwire.jobs.tracing import JobTelemetry
+    from spanwire.telemetry import Telemetry
+
+    return JobTelemetry(Telemetry()).webhook
 
 
 def _existing(url: str | None) -> Store:

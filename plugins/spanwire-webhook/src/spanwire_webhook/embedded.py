@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from types import TracebackType
+import time
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 from spanwire.errors import ConfigurationError
@@ -43,6 +44,7 @@ class EmbeddedReceiver:
         self.receiver = receiver
         self._socket = listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
+        receiver.served_at = receiver.served_at or self.url
         self._server = server_for(receiver)
         self._thread = threading.Thread(target=self._run, name="spanwire-receiver", daemon=True)
         self._ready = threading.Event()
@@ -71,6 +73,7 @@ class EmbeddedReceiver:
         if self._closed:
             return
         self._closed = True
+        self.receiver.draining = True
         self._server.should_exit = True
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -91,8 +94,12 @@ class EmbeddedReceiver:
             self._ready.set()
 
 
-def server_for(receiver: Receiver) -> uvicorn.Server:
+def server_for(receiver: Receiver, *, drain_s: float = 0.0, grace_s: int = 10) -> uvicorn.Server:
     """A uvicorn server, not started. Without a log of requests: addresses of callbacks are half a secret.
+
+    A signal to stop makes it drain: it is not ready any more, goes on for ``drain_s`` so that whoever sends to it learns of
+    that, then listens no more, finishes what is being received within ``grace_s``, and returns. A second signal ends
+    the wait, a third one the rest.
 
     Raises:
         ConfigurationError: uvicorn is missing.
@@ -111,9 +118,27 @@ def server_for(receiver: Receiver) -> uvicorn.Server:
         log_config=None,  # its loggers belong to the process; ours may be one of several uvicorns in it
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=grace_s,
     )
-    return uvicorn.Server(config)
+
+    class DrainingServer(uvicorn.Server):
+        """Does not raise the signal again once it has ended: to stop when told to is no failure."""
+
+        _until_s: float | None = None
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = self._until_s is not None or drain_s <= 0
+            if self._until_s is None:
+                self._until_s = time.monotonic() + drain_s
+            receiver.draining = True
+
+        async def on_tick(self, counter: int) -> bool:
+            if self._until_s is not None and time.monotonic() >= self._until_s:
+                self.should_exit = True
+            return await super().on_tick(counter)
+
+    return DrainingServer(config)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ what is answered and how long that takes, options what befalls jobs and webhooks
 Of a script it plays ``queue_s`` (in the queue), ``headers_s`` + ``prefill_s`` + the gaps (at work), ``end_s`` (from the
 end to the webhook), the answer, ``finish_reason="error"`` (the job fails), ``body`` (JSON: the output), and an error
 ``status`` (the submit is refused). ``drop_after="request"``: the job is taken, and the connection cut;
-``hang_after="request"``: taken, and never answered.
+``hang_after="request"``: taken, and never answered. OpenAI's batches: see :mod:`spanwire_webhook.loopback_batches`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ import msgspec
 from spanwire.testing.loopback import Book, Request
 from spanwire.testing.script import Script
 
+from .loopback_batches import Batches
+from .loopback_gemini import event_of
 from .loopback_http import Answer, Cut, Listener, error_body, listen
+from .loopback_keys import KEYS_PATH, key_set, sign_fal, sign_gemini
 from .loopback_record import Delivery, Job, Record
+from .loopback_routes import SHAPES, route
 from .loopback_rules import SECRET, Rules
 from .loopback_send import Sender, sign_baseten, sign_standard
-from .loopback_shapes import SHAPES, BadSubmit, Route, Shape, route
+from .loopback_shapes import BadSubmit, Route, Shape
 
 __all__ = ["PART", "SECRET", "Delivery", "Job", "WebhookPart"]
 
@@ -103,6 +107,12 @@ class WebhookPart:
         return sorted(found, key=lambda delivery: delivery.at_s)
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """What is in the files that were uploaded, or written by batches, by their ids."""
+        yard = self._yard
+        return {} if yard is None else {id_: file.content for id_, file in list(yard.batches.files.items())}
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many ``jobs``, ``repeated_submits``, ``ended``, ``deliveries``, ``taken`` (with 2xx), and so on. As
         ``GET /loopback/counts`` tells it to other processes, with ``open``: jobs that are not done, webhooks included."""
@@ -134,6 +144,7 @@ class _Yard:
     def __init__(self, book: Book, record: Record, rules: Rules, part: WebhookPart) -> None:
         self.rules = rules
         self.open = 0
+        self.batches = Batches(book)
         self._book = book
         self._record = record
         self._part = part
@@ -149,23 +160,30 @@ class _Yard:
         """For the HTTP server."""
         if request.method == "GET" and request.path == "/loopback/counts":
             return Answer(200, msgspec.json.encode(self._part.counts))
-        found = route(request.method, request.path)
-        if found is None:
-            return _error(404, f"there is nothing at {request.method} {request.path}")
+        if request.method == "GET" and request.path == KEYS_PATH:
+            return Answer(200, await asyncio.to_thread(key_set))
         key = self.rules.api_key
-        if key is not None and request.headers.get("authorization") not in {f"Bearer {key}", f"Api-Key {key}"}:
+        given = request.headers.get("x-goog-api-key") or request.headers.get("authorization", "").partition(" ")[2]
+        denied = key is not None and given != key
+        found = route(request) or self.batches.route(request.method, request.path)
+        if found is None:
+            answer = None if denied else self.batches.answer(request, self.rules)
+            return answer or _error(404, f"there is nothing at {request.method} {request.path}")
+        if denied:
             return _error(401, "the key is missing, or it is another one")
         if found.action == "submit":
             return await self._submit(request, found)
         job = self._record.find(found.shape.name, found.id or "")
         if job is None or self._is_over(job):
             return _error(404, "there is no such job")
-        shape = SHAPES[job.dialect]  # Cog's share Replicate's paths
+        # Cog's share Replicate's paths.
+        shape = self.batches if self.batches.has(job) else SHAPES[job.dialect]
         if found.action == "cancel":
             return self._cancel(job, shape)
         with self._record.changed:
             job.asked += 1
-        return Answer(200, msgspec.json.encode(shape.told(job)))
+        status, body = shape.result(job) if found.action == "result" else (200, shape.told(job))
+        return Answer(status, msgspec.json.encode(body))
 
     def _is_over(self, job: Job) -> bool:
         return job.finished_s is not None and time.time() - job.finished_s > self.rules.retention_s
@@ -173,7 +191,7 @@ class _Yard:
     async def _submit(self, request: Request, found: Route) -> Answer | Cut:
         shape = found.shape
         try:
-            submit = shape.submit(request.body, request.headers, found.id)
+            submit = shape.addressed(shape.submit(request.body, request.headers, found.id), request)
         except BadSubmit as error:
             return _error(error.status, str(error))
         known = self._record.of_client(shape.name, submit.own)
@@ -205,7 +223,7 @@ class _Yard:
             model=submit.model,
             operation=submit.operation,
             call=submit.call,
-            callback=submit.callback or (self.rules.webhook_url if shape.name == "openai" else None),
+            callback=submit.callback or (self.rules.webhook_url if shape.account else None),
             base=f"http://{request.headers.get('host', 'localhost')}{request.path}",
             headers={name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers},
             faults=self.rules.faults(self._number),
@@ -239,6 +257,8 @@ class _Yard:
             if life is not None:
                 life.cancel()  # its `finally` counts it; what follows is a new task
             job.state, job.finished_s = "cancelled", time.time()
+            if shape is self.batches:
+                self.batches.end(job, "cancelled")
             self._record.state(job)
             if shape.tells_cancelled:
                 with self._record.changed:
@@ -246,7 +266,8 @@ class _Yard:
                 self._spawn(self._tell_end(job, shape), job)
             else:
                 self._record.webhook(job, "CANCELED")
-        return Answer(200, msgspec.json.encode(shape.cancelled(job, now=now)))
+        status = shape.cancelled_status if now else shape.late_cancel_status
+        return Answer(status, msgspec.json.encode(shape.cancelled(job, now=now)))
 
     # --- a job ------------------------------------------------------------------------------------------------------
 
@@ -298,6 +319,10 @@ class _Yard:
         busy_s = script.headers_s + script.prefill_s + script.decode_s
         if busy_s:
             await asyncio.sleep(busy_s)
+        if shape is self.batches:
+            await self.batches.work(job, script, self.rules.batch_window_s)
+            self._record.state(job)
+            return
         if script.finish == "error":
             job.error = ("server_error", "the script says that it fails")
         else:
@@ -355,10 +380,19 @@ class _Yard:
                 await asyncio.sleep(wait_s / rules.speed)
             now_s = time.time()
             headers = dict(job.headers) if shape.name == "cog" else {}
-            if shape.signs == "standard":
-                headers |= sign_standard(secrets, webhook_id, int(now_s), body, seed_v1a=seed)
+            if shape.name == "cog" and rules.auth_token is not None:
+                headers["authorization"] = f"Bearer {_NOBODYS if 'wrong' in job.faults else rules.auth_token}"
+            wrong, at_s = "wrong" in job.faults, int(now_s)
+            if shape.signs == "gemini" and job.callback != rules.webhook_url:
+                headers |= await asyncio.to_thread(
+                    sign_gemini, webhook_id, at_s, job.callback, event_of(job), wrong=wrong
+                )
+            elif shape.signs in ("standard", "gemini"):
+                headers |= sign_standard(secrets, webhook_id, at_s, body, seed_v1a=seed)
             elif shape.signs == "baseten":
                 headers |= sign_baseten(secrets, job.id, body)
+            elif shape.signs == "fal":
+                headers |= sign_fal(job.id, at_s, body, wrong=wrong)
             delivery = Delivery(
                 job=job.id, kind=kind, webhook_id=webhook_id, attempt=attempt, at_s=now_s, faults=faults
             )
@@ -369,7 +403,7 @@ class _Yard:
             self._record.delivered(job, delivery)
             if tried is not None:
                 tried.set()
-            if delivery.taken:
+            if delivery.taken if shape.takes is None else delivery.status in shape.takes:
                 return True
             if delivery.status is not None and shape.again is not None and delivery.status not in shape.again:
                 return False

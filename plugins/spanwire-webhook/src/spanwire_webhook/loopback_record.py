@@ -14,7 +14,7 @@ import msgspec
 
 __all__ = ["Delivery", "Job", "Record"]
 
-_ENDED = frozenset({"succeeded", "failed", "cancelled"})
+_ENDED = frozenset({"succeeded", "failed", "cancelled", "expired"})
 
 
 class Delivery(msgspec.Struct, kw_only=True):
@@ -54,7 +54,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         id: the server's.
         own: the client's, where it sent one.
         dialect: of the submit.
-        state: ``queued``, ``running``, ``succeeded``, ``failed`` or ``cancelled``.
+        state: ``queued``, ``running``, ``succeeded``, ``failed``, ``cancelled``, or of a batch ``expired``.
         submits: how many submits have asked for it: more than one with the same ``own``.
         asked: how many times its status was asked for.
         callback: where its webhooks go.

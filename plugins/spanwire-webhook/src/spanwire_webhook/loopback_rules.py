@@ -32,10 +32,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         api_key: what a request must have as its bearer (or ``Api-Key``). None: anything goes.
         workers: jobs that are worked on at once; more wait in the queue. None: any number.
-        webhook_url: where webhooks of providers go whose endpoints belong to an account (OpenAI).
+        webhook_url: where webhooks of providers go whose endpoints belong to an account (OpenAI, Gemini's static ones).
         secrets: with which webhooks are signed, where their provider signs: each makes a part of the signature, as during
             a rotation. None left: unsigned.
         seed_v1a: 32 bytes as hex: sign with this Ed25519 key as well (Standard Webhooks v1a; needs ``cryptography``).
+        auth_token: Cog's ``WEBHOOK_AUTH_TOKEN``.
         ca: file of a CA (PEM) that webhooks to https:// trust besides the system's.
         senders: webhooks that are sent at once.
         timeout_s: how long the answer to a webhook is waited for.
@@ -43,6 +44,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         start_events: tell that the work has begun, where the provider can.
         thin: ``generic`` leaves the output out of the webhook, to be fetched.
         retention_s: how long the status of an ended job can be asked for; then 404.
+        batch_window_s: a batch that has not ended by then has expired.
+        upload_status: with which the upload of a file is refused. None: it is taken.
         keep: how many ended jobs are kept in ``part.jobs``; older ones are forgotten.
         log: a file to which every job and delivery is written, one JSON object on a line, as it happens.
         seed: of the choice which jobs have faults.
@@ -65,6 +68,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     webhook_url: str | None = None
     secrets: Sequence[str] = (SECRET,)
     seed_v1a: str | None = None
+    auth_token: str | None = None
     ca: str | None = None
     senders: int = 64
     timeout_s: float = 10.0
@@ -72,6 +76,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     start_events: bool = True
     thin: bool = False
     retention_s: float = 3600.0
+    batch_window_s: float = 86_400.0
+    upload_status: int | None = None
     keep: int = 200_000
     log: str | None = None
     seed: int = 0
@@ -97,7 +103,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**options)
 
     def __post_init__(self) -> None:
-        for name in ("api_key", "webhook_url", "seed_v1a", "ca", "log"):
+        for name in ("api_key", "webhook_url", "seed_v1a", "auth_token", "ca", "log"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ConfigurationError(f"{_WHERE} {name} must be text, not {type(value).__name__}")
@@ -115,13 +121,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
                 known = False
             if not known:
                 raise ConfigurationError(f"{_WHERE} seed_v1a must be 32 bytes as hex")
-        for name, least in (("workers", 1), ("senders", 1), ("keep", 0), ("seed", 0)):
+        for name, least in (("workers", 1), ("senders", 1), ("keep", 0), ("seed", 0), ("upload_status", 300)):
             value = getattr(self, name)
-            if value is None and name == "workers":
+            if value is None and name in {"workers", "upload_status"}:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{_WHERE} {name} must be a number from {least}, not {value!r:.40}")
-        for name in ("timeout_s", "retention_s", "speed"):
+        for name in ("timeout_s", "retention_s", "speed", "batch_window_s"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < math.inf or (name == "speed" and value == 0):
                 raise ConfigurationError(f"{_WHERE} {name} must be a number over 0, not {value!r:.40}")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from spanwire.calls import Usage
+from spanwire.testing.loopback import Request
 from spanwire.testing.responses_events import whole_response
 from spanwire.testing.script import Script
 
@@ -53,7 +54,9 @@ class Shape:
     """A provider's schema. Delays are the provider's own, in seconds."""
 
     name: str = ""
-    signs: Literal["standard", "baseten", "none"] = "standard"
+    signs: Literal["standard", "baseten", "fal", "gemini", "none"] = "standard"
+    #: Where a submit names no address, webhooks go to the one that is set up for the account (``webhook_url``).
+    account: bool = False
     #: It tells when the work begins.
     starts: bool = False
     accepted: int = 202
@@ -61,10 +64,16 @@ class Shape:
     schedule: Sequence[float] = ()
     #: Statuses with which it tries again; None: all but 2xx.
     again: frozenset[int] | None = None
+    #: Statuses with which a webhook is taken; None: all 2xx.
+    takes: frozenset[int] | None = None
 
     def submit(self, body: Any, headers: Mapping[str, str], id: str | None) -> Submit:
         """Raises BadSubmit."""
         raise NotImplementedError
+
+    def addressed(self, submit: Submit, request: Request) -> Submit:
+        """With what the request's path and query say. Raises BadSubmit."""
+        return submit
 
     def new_id(self, number: int, submit: Submit) -> str:
         return f"job_{number:08x}"
@@ -82,6 +91,13 @@ class Shape:
         """The answer to a cancel. ``now``: this one has ended it."""
         return self.told(job)
 
+    def result(self, job: Job) -> tuple[int, Any]:
+        """Status and body of what holds the result, where that is not the status."""
+        return 200, self.told(job)
+
+    #: The status of the answer to a cancel, and of one that comes too late.
+    cancelled_status: int = 200
+    late_cancel_status: int = 200
     #: The states that can be cancelled, and whether there is a webhook of that.
     cancels: frozenset[str] = frozenset({"queued", "running"})
     tells_cancelled: bool = True
@@ -284,6 +300,7 @@ class Cog(Replicate):
 
 class OpenAI(Shape):
     name = "openai"
+    account = True
     accepted = 200
     schedule = Generic.schedule
     _STATES = {  # noqa: RUF012
@@ -342,7 +359,7 @@ class RunPod(Shape):
     signs = "none"
     accepted = 200
     schedule = (10.0, 10.0)
-    again = None
+    takes = frozenset({200})
     _STATES = {  # noqa: RUF012
         "queued": "IN_QUEUE",
         "running": "IN_PROGRESS",
@@ -384,7 +401,7 @@ class RunPod(Shape):
 class Route(NamedTuple):
     """What a request asks for."""
 
-    action: Literal["submit", "status", "cancel"]
+    action: Literal["submit", "status", "result", "cancel"]
     shape: Shape
     id: str | None
 

@@ -7,7 +7,10 @@
         reception.feed(data)  # verified and spooled as it arrives
     answer = reception.finish()  # durable first, then 2xx: some servers try only twice
 
-Answers: 204 stored, 200 was there already, 401 wrong signature, 404 no address of ours, 405, 413 too large, 431 too many
+``GET .../healthz`` says that the process answers, ``GET .../readyz`` that webhooks can be taken: the store can be written,
+and nobody has told the receiver to stop.
+
+Answers: 204 stored (200 to RunPod, which tries again after anything else), 200 was there already, 401 wrong signature, 404 no address of ours, 405, 413 too large, 431 too many
 headers, 503 with Retry-After when the store is down and only then.
 
 Nothing that comes is believed: not its length, its encoding, its trace (``traceparent`` is kept with the delivery, for a link,
@@ -35,7 +38,7 @@ from spanwire.jobs.contract import Delivery, JobCodec, Seen, Store
 
 from .keys import KeySet, fetch
 from .settings import ReceiverSettings
-from .signatures import Check, Headers, Verdict, Verifier, verifier_for
+from .signatures import Bearer, Check, Headers, Verdict, Verifier, token_digest, verifier_for
 from .url_mac import CallbackPath, URLMac
 
 __all__ = ["SELF_CHECK", "Answer", "Receiver", "Reception"]
@@ -49,12 +52,21 @@ _SELF_CHECK_BYTES = 64 * 1024
 _KEPT = frozenset({b"content-type", b"content-encoding", b"traceparent", b"tracestate"})
 _KEPT_STARTS = (b"webhook-", b"x-baseten-", b"x-fal-")
 _KEPT_BYTES = 32 * 1024
+#: Of a wrong bearer token its digest is kept with the delivery, so that it can be judged again. No header of a request is
+#: kept under this name.
+_TOKEN_DIGEST = "spanwire-token-sha256"  # noqa: S105
 #: Of a key that a schema makes of a body.
 _MOST_DEDUPE_CHARS = 256
 #: Deliveries that are read back from quarantine at once; their bytes have a bound of their own.
 _MOST_QUARANTINED = 100_000
 #: Members of one gzip body (RFC 1952, section 2.2). Real ones have one.
 _MOST_MEMBERS = 64
+#: What probes ask for, at the end of any path, and how long an answer about the store is good for, in seconds: the address
+#: is public.
+_HEALTH, _READY = "healthz", "readyz"
+_READY_S = 1.0
+#: So often a probe writes a row of its own; between them it takes the lock for writing, and finds the row.
+_READY_ROW_S = 3600.0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -66,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _NEW = Answer(204)
-_DUPLICATE = Answer(200)
+_DUPLICATE = Answer(200)  # or, of one that wants it, new
 _NOT_FOUND = Answer(404)
 _NOT_ALLOWED = Answer(405, ((b"allow", b"POST"),))
 _TIMEOUT = Answer(408)
@@ -86,7 +98,12 @@ class Receiver:
 
     Attributes:
         counters: what happened how often: ``received``, ``stored``, ``duplicate``, ``bad_signature``, ``bad_path``,
-            ``bad_mac``, ``stale``, ``unparsed``, ``too_large``, ``quarantined``, ``store_down``, ``disconnected``, ``timeout``.
+            ``bad_mac``, ``stale``, ``unparsed``, ``too_large``, ``quarantined``, ``orphan`` (valid, and of no job that is known),
+            ``store_down``, ``disconnected``, ``timeout``.
+        tell: is told of each of these, with the dialect or ``""``; from any thread.
+        draining: it was told to stop: it takes what comes, and says that it is not ready.
+
+        served_at: where it is reached, if settings do not say it: in the same process.
 
     Raises:
         ConfigurationError: a secret that is none.
@@ -111,6 +128,11 @@ class Receiver:
         self._lock = threading.Lock()
         self._quarantine_lock = threading.Lock()
         self._quarantine_left: int | None = None
+        self.served_at: str | None = None
+        self.tell: Callable[[str, str], None] | None = None
+        self.draining = False
+        self._ready_lock = threading.Lock()
+        self._ready = (float("-inf"), False)
         self.mac = URLMac([*settings.instance_keys, store.instance_key()])
         self._key_sets = {
             scheme: KeySet(load=partial(fetch, url))
@@ -125,14 +147,22 @@ class Receiver:
 
     def begin(self, method: str, path: str, headers: Headers) -> Reception:
         """A request's head. ``path`` is decoded; its last segments count, see :meth:`URLMac.read`."""
-        self.count("received")
+        if method in ("GET", "HEAD"):
+            probe = path.partition("?")[0].removesuffix("/").rpartition("/")[2]
+            if probe == _HEALTH:
+                return Reception(self, CallbackPath("bad_path"), _said(200, "ok"))
+            if probe == _READY:
+                return Reception(self, CallbackPath("ok", _READY), None)
         where = self.mac.read(path)
+        account = ""
         if not where.ok:
             account = path.partition("?")[0].removesuffix("/").rpartition("/")[2]
+        self.count("received", where.provider or account)
+        if not where.ok:
             codec = self._codecs.get(account)
             # An address that a provider has for all jobs has no MAC: it is open to whoever can sign, and to nobody else.
-            if codec is None or codec.callback != "account" or self._verifiers[account] is None:
-                self.count(where.reason)
+            if codec is None or not self._for_all_jobs(account, codec):
+                self.count(where.reason, where.provider)
                 return Reception(self, where, _NOT_FOUND)
             where = CallbackPath("ok", account)
         if method != "POST":
@@ -175,16 +205,49 @@ class Receiver:
         new = [delivery for (_, delivery), is_new in zip(waiting, fresh, strict=True) if is_new and delivery.verified]
         for (reception, delivery), is_new in zip(waiting, fresh, strict=True):
             reception._answer_stored(delivery, is_new)
+        self._count_orphans(new)
         if new and self._stored is not None:
             try:
                 self._stored(new)
             except Exception:
                 logger.warning("whoever waits for webhooks could not be told", exc_info=True)
 
-    def count(self, name: str) -> None:
-        """One more."""
+    def _count_orphans(self, new: Sequence[Delivery]) -> None:
+        """Of addresses for all jobs: an address of one job was made with its row."""
+        for delivery in new:
+            if delivery.job is None and delivery.provider_id is not None:
+                dialect = delivery.endpoint.partition("/")[0]
+                with contextlib.suppress(Exception):  # it is stored, and that is what counts
+                    if self.store.find(dialect, delivery.provider_id) is None:
+                        self.count("orphan", dialect)
+
+    def ready(self) -> bool:
+        """Webhooks can be taken. Blocks."""
+        if self.draining:
+            return False
+        with self._ready_lock:
+            at_s, ready = self._ready
+            if time.monotonic() - at_s > _READY_S:
+                now_s = self._clock()
+                probe = Delivery(endpoint=_READY, dedupe=f"{now_s // _READY_ROW_S:.0f}", received_s=now_s)
+                was = ready
+                try:
+                    self.store.receive([probe])
+                    ready = True
+                except Exception as error:  # noqa: BLE001 - whatever a store raises
+                    ready = False
+                    if was or at_s < 0:
+                        logger.warning("the store of jobs cannot be written: %s", error)
+                self._ready = (time.monotonic(), ready)
+            return ready
+
+    def count(self, name: str, dialect: str = "") -> None:
+        """One more. ``dialect``: whose; what is none is left out."""
         with self._lock:
             self.counters[name] += 1
+        if self.tell is not None:
+            with contextlib.suppress(Exception):
+                self.tell(name, dialect if dialect in self._codecs else "")
 
     def verify_again(self) -> tuple[int, int]:
         """Verify what is kept aside, with the secrets of today. Blocks. How many were right now, and how many were tried.
@@ -202,6 +265,9 @@ class Receiver:
             where = CallbackPath("ok", dialect, delivery.job or "", delivery.attempt)
             lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in delivery.headers.items()]
             reception = Reception(self, where, None, lines)
+            verifier, digest = self._verifiers[dialect], delivery.headers.get(_TOKEN_DIGEST)
+            if isinstance(verifier, Bearer) and digest is not None:
+                reception._check = verifier.again(bytes.fromhex(digest))
             reception.feed(delivery.body)
             # The clock of its arrival: what was in time then is not late because a secret was put right.
             verdict = reception._verdict_at(delivery.received_s)
@@ -222,13 +288,20 @@ class Receiver:
     def _verifier(self, name: str, codec: JobCodec) -> Verifier | None:
         if name in self.settings.unsigned:
             return None
+        scheme = "bearer" if getattr(codec, "bearer", False) else codec.scheme
         return verifier_for(
-            codec.scheme, self.settings.secrets.get(name, ()), self._key_sets, tolerance_s=self.settings.tolerance_s
+            scheme, self.settings.secrets.get(name, ()), self._key_sets, tolerance_s=self.settings.tolerance_s
         )
+
+    def _for_all_jobs(self, name: str, codec: JobCodec) -> bool:
+        """Its provider has an address of ours for all jobs, and a secret of ours to sign with."""
+        if codec.scheme == "gemini":  # its static webhooks
+            return bool(self.settings.secrets.get(name)) and name not in self.settings.unsigned
+        return codec.callback == "account" and self._verifiers[name] is not None
 
     def _by_address(self, name: str, codec: JobCodec) -> bool:
         """The address's MAC is all that is asked for."""
-        return codec.scheme == "none" or name in self.settings.unsigned
+        return self._verifiers[name] is None and (codec.scheme == "none" or name in self.settings.unsigned)
 
     def _reserve(self, size: int) -> bool:
         """Room for so many bytes more to be kept aside; negative: they were not, after all."""
@@ -301,6 +374,8 @@ class Reception:
         key_set = self._key_set()
         if key_set is None:
             return False
+        if not self._check.uses_keys:
+            return False
         return key_set.stale() or self._check.verdict(self._receiver._clock()).reason in ("unknown_key", "mismatch")
 
     def reload_keys(self) -> None:
@@ -349,7 +424,7 @@ class Reception:
 
     def give_up(self, why: str) -> Answer:
         """The sender went away (``disconnected``) or is too slow (``timeout``). Nothing is stored."""
-        self._receiver.count(why)
+        self._receiver.count(why, self._where.provider)
         self.answer = _TIMEOUT
         self.abandon()
         return self.answer
@@ -370,6 +445,10 @@ class Reception:
         now_s = receiver._clock()
         if where.provider == SELF_CHECK:
             self.answer = self._echo(now_s)
+            return None
+        if where.provider == _READY:
+            words = "draining" if receiver.draining else "the store cannot be written"
+            self.answer = _said(200, "ok") if receiver.ready() else _said(503, words)
             return None
         if self._too_large:
             return self._without_body(now_s)
@@ -443,18 +522,24 @@ class Reception:
     def _refused(self, verdict: Verdict, now_s: float) -> Delivery | None:
         """Kept aside if the address is ours; an open address would be an invitation to fill the disk."""
         receiver = self._receiver
-        receiver.count("bad_signature")
+        receiver.count("bad_signature", self._where.provider)
         self.answer = Answer(401, ((b"content-type", b"text/plain; charset=utf-8"),), verdict.reason.encode())
         if not self._where.job or not receiver._reserve(self._size):
             return None
         self.answer = None
+        headers = self._kept()
+        if isinstance(receiver._verifiers.get(self._where.provider), Bearer):
+            token = next((value for name, value in self._headers if name == b"authorization"), b"")
+            digest = token_digest(token)
+            if digest is not None:
+                headers = {**headers, _TOKEN_DIGEST: digest.hex()}
         return Delivery(
             endpoint=self._endpoint(),
             dedupe=f"{verdict.reason}:{self._hash.hexdigest()}",
             job=self._where.job,
             attempt=self._where.attempt,
             received_s=now_s,
-            headers=self._kept(),
+            headers=headers,
             body=self._whole(),
             verified=False,
             flags=("stale", "unverified") if verdict.signature_ok else ("unverified",),
@@ -462,7 +547,7 @@ class Reception:
 
     def _without_body(self, now_s: float) -> Delivery | None:
         """Too large: it says that there is something to ask for, no more. By the address alone, so that is all it may do."""
-        self._receiver.count("too_large")
+        self._receiver.count("too_large", self._where.provider)
         self.answer = _TOO_LARGE
         if not self._where.job:
             return None
@@ -504,7 +589,7 @@ class Reception:
         receiver = self._receiver
         if not delivery.verified:
             if is_new:
-                receiver.count("quarantined")
+                receiver.count("quarantined", self._where.provider)
             else:
                 receiver._reserve(-len(delivery.body))
             self.answer = Answer(
@@ -513,14 +598,16 @@ class Reception:
         elif "too_large" in delivery.flags:
             self.answer = _TOO_LARGE
         else:
-            receiver.count("stored" if is_new else "duplicate")
+            receiver.count("stored" if is_new else "duplicate", self._where.provider)
             for flag in ("stale", "unparsed"):
                 if flag in delivery.flags:
-                    receiver.count(flag)
-            self.answer = _NEW if is_new else _DUPLICATE
+                    receiver.count(flag, self._where.provider)
+            codec = receiver._codecs.get(self._where.provider)
+            # What takes 200 alone for an answer says so.
+            self.answer = _NEW if is_new and not getattr(codec, "wants_200", False) else _DUPLICATE
 
     def _answer_store_down(self) -> Answer:
-        self._receiver.count("store_down")
+        self._receiver.count("store_down", self._where.provider)
         after = str(self._receiver.settings.retry_after_s).encode()
         self.answer = Answer(503, ((b"retry-after", after),))
         return self.answer
@@ -554,15 +641,14 @@ class Reception:
 
     def _audience(self) -> tuple[str, ...]:
         settings, where = self._receiver.settings, self._where
-        if settings.public_url is None:
+        if not where.job:
+            return ()  # an address for all jobs: anybody can have a token made out to it, of a job of his own
+        public_url = settings.public_url or self._receiver.served_at
+        if public_url is None:
             return settings.audience
-        base = settings.public_url.rstrip("/")
-        own = (
-            self._receiver.mac.url(base, where.provider, where.job, where.attempt)
-            if where.job
-            else f"{base}/{where.provider}"
-        )
-        return (*settings.audience, own, f"{own}/", settings.public_url)
+        base = public_url.rstrip("/")
+        own = self._receiver.mac.urls(base, where.provider, where.job, where.attempt)
+        return (*settings.audience, *own, *(f"{one}/" for one in own), public_url)
 
     def _key_set(self) -> KeySet | None:
         codec = self._receiver._codecs.get(self._where.provider)
@@ -581,6 +667,10 @@ class Reception:
                     break
                 kept.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         return kept
+
+
+def _said(status: int, words: str) -> Answer:
+    return Answer(status, ((b"content-type", b"text/plain; charset=utf-8"),), f"{words}\n".encode())
 
 
 def _storable(said: object) -> str | None:

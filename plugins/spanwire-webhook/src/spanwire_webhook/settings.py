@@ -28,7 +28,8 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True):
         public_url: where providers reach it, ``https://hooks.example.com/spanwire``; None if they cannot.
         instance_keys: for the addresses of callbacks, as :func:`spanwire_webhook.url_mac.parse_instance_key` gives them; the
             store's own key, if it has one, is good as well. All are good for receiving, so old ones stay until their jobs end.
-        secrets: of the servers that sign, by dialect: several while one is being replaced.
+        secrets: of the servers that sign, by dialect: several while one is being replaced. Cog's are bearer tokens, its
+            ``WEBHOOK_AUTH_TOKEN``; Gemini's are those of static webhooks.
         unsigned: dialects that are believed by their address alone, although their scheme can sign: servers that were given no
             secret. Without this, and without a secret, what such a server sends is kept aside and answered 401.
         audience: addresses of ours that a signature may be for, besides the callback's own (Gemini).

@@ -34,8 +34,10 @@ from .keys import KeySet, ed25519_key
 __all__ = [
     "TOLERANCE_S",
     "Baseten",
+    "Bearer",
     "Check",
     "Fal",
+    "Gemini",
     "GeminiJWT",
     "Headers",
     "Reason",
@@ -44,6 +46,7 @@ __all__ = [
     "Verifier",
     "sign_baseten",
     "sign_standard",
+    "token_digest",
     "verifier_for",
 ]
 
@@ -104,7 +107,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Check(Protocol):
-    """One request that is being checked."""
+    """One request that is being checked.
+
+    Attributes:
+        uses_keys: by a key set, which may be out of date.
+    """
+
+    uses_keys: bool
 
     def feed(self, data: bytes) -> None:
         """The next bytes of the body."""
@@ -124,6 +133,7 @@ class _Refused:
     """The headers alone say no."""
 
     __slots__ = ("_verdict",)
+    uses_keys = False
 
     def __init__(self, reason: Reason, id: str | None = None) -> None:
         self._verdict = Verdict(reason, id=id)
@@ -180,6 +190,7 @@ class StandardWebhooks:
 
 class _StandardCheck:
     __slots__ = ("_digests", "_id", "_macs", "_message", "_of", "_public", "_timestamp")
+    uses_keys = False
 
     def __init__(
         self, of: StandardWebhooks, id: bytes, timestamp: bytes, digests: list[bytes], public: list[bytes]
@@ -283,6 +294,7 @@ class Baseten:
 
 class _BasetenCheck:
     __slots__ = ("_digests", "_id", "_macs")
+    uses_keys = False
 
     def __init__(self, macs: list[hmac.HMAC], digests: list[bytes], id: str | None) -> None:
         self._macs = macs
@@ -342,6 +354,7 @@ class Fal:
 
 class _FalCheck:
     __slots__ = ("_body", "_of", "_signature", "_start")
+    uses_keys = True
 
     def __init__(self, of: Fal, start: tuple[bytes, bytes, bytes], signature: bytes) -> None:
         self._of = of
@@ -412,6 +425,7 @@ class GeminiJWT:
 
 class _GeminiCheck:
     __slots__ = ("_audience", "_id", "_kid", "_of", "_token")
+    uses_keys = True
 
     def __init__(
         self, of: GeminiJWT, kid: str, token: tuple[bytes, bytes, bytes], audience: tuple[str, ...], id: str | None
@@ -445,6 +459,77 @@ class _GeminiCheck:
         issued = claims.iat if claims else None
         timestamp = int(issued) if issued is not None and abs(issued) < 1e12 else None
         return Verdict(reason, True, self._id, timestamp, payload)
+
+
+class Gemini:
+    """Both ways in which Gemini signs, told apart by the header: a token (dynamic webhooks), or Standard Webhooks (static ones).
+
+    Args:
+        secrets: of the project's static webhooks: ``whsec_...``; none if there are none.
+        keys: Google's key set; None: no token is believed.
+        tolerance_s: see :data:`TOLERANCE_S`.
+    """
+
+    def __init__(self, secrets: Sequence[str], keys: KeySet | None, *, tolerance_s: float = TOLERANCE_S) -> None:
+        self._static = StandardWebhooks(secrets, tolerance_s=tolerance_s) if secrets else None
+        self._dynamic = GeminiJWT(keys, tolerance_s=tolerance_s) if keys is not None else None
+
+    def begin(self, headers: Headers, *, audience: Sequence[str] = ()) -> Check:
+        lines = list(headers)
+        # Parts of Standard Webhooks have a comma, which base64url and so a token has not.
+        static = any(_bytes(name).lower() == b"webhook-signature" and b"," in _bytes(value) for name, value in lines)
+        chosen = self._static if static else self._dynamic
+        return _Refused("no_usable_signature") if chosen is None else chosen.begin(lines, audience=audience)
+
+
+# --- Cog --------------------------------------------------------------------------------------------------------------
+
+
+class Bearer:
+    """``Authorization: Bearer`` and a token, as Cog sends what stands in its environment as ``WEBHOOK_AUTH_TOKEN``.
+
+    It proves nothing of the body; the callback's address, which is asked for in any case, says what the webhook is about.
+
+    Args:
+        secrets: the tokens: several while one is being replaced.
+    """
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        if not secrets:
+            raise ConfigurationError("a webhook verifier needs at least one secret")
+        self._tokens = [_as_text(secret) for secret in secrets]
+
+    def begin(self, headers: Headers, *, audience: Sequence[str] = ()) -> Check:
+        found = _pick(headers, (b"authorization",))
+        if isinstance(found, _Refused):
+            return found
+        digest = token_digest(found[0])
+        return _Refused("no_usable_signature") if digest is None else self.again(digest)
+
+    def again(self, digest: bytes) -> Check:
+        """The same by :func:`token_digest` of a token that came before, with the tokens of now."""
+        # Digests have one length, so that comparing tells nothing of the tokens'.
+        return _BearerCheck(_matches([hashlib.sha256(one).digest() for one in self._tokens], [digest]))
+
+
+def token_digest(authorization: bytes) -> bytes | None:
+    """The SHA-256 of a bearer token, which may be kept where the token itself may not; None if there is none."""
+    scheme, _, token = authorization.strip().partition(b" ")
+    return hashlib.sha256(token.strip()).digest() if scheme.lower() == b"bearer" else None
+
+
+class _BearerCheck:
+    __slots__ = ("_right",)
+    uses_keys = False
+
+    def __init__(self, right: bool) -> None:
+        self._right = right
+
+    def feed(self, data: bytes) -> None:
+        pass
+
+    def verdict(self, now_s: float) -> Verdict:
+        return Verdict("ok" if self._right else "mismatch", self._right)
 
 
 # --- shared -----------------------------------------------------------------------------------------------------------
@@ -529,13 +614,15 @@ def _text(value: bytes) -> str:
 def verifier_for(
     scheme: str, secrets: Sequence[str], keys: Mapping[str, KeySet], *, tolerance_s: float = TOLERANCE_S
 ) -> Verifier | None:
-    """The verifier of a :attr:`JobCodec.scheme`; None for ``none``, and where nothing to verify with was given.
+    """The verifier of a :attr:`JobCodec.scheme`; None where nothing to verify with was given.
 
     Raises:
         ConfigurationError: a secret that cannot be one, or a scheme that is not known.
     """
     if scheme == "none":
         return None
+    if scheme == "bearer":
+        return Bearer(secrets) if secrets else None
     if scheme == "standard":
         return StandardWebhooks(secrets, tolerance_s=tolerance_s) if secrets else None
     if scheme == "baseten":
@@ -543,7 +630,8 @@ def verifier_for(
     if scheme == "fal":
         return Fal(keys["fal"], tolerance_s=tolerance_s) if "fal" in keys else None
     if scheme == "gemini":
-        return GeminiJWT(keys["gemini"], tolerance_s=tolerance_s) if "gemini" in keys else None
+        known = keys.get("gemini")
+        return None if known is None and not secrets else Gemini(secrets, known, tolerance_s=tolerance_s)
     raise ConfigurationError(
         f"webhooks signed by the scheme {scheme!r} cannot be verified; it is none that spanwire knows"
     )

@@ -10,7 +10,7 @@ Options of an endpoint (``Endpoint(url, transport="webhook", dialect="...", opti
 ``receiver``         ``"host:port"`` (port 0: any): a receiver in this process; ``public_url`` is then its own, unless set
 ``receiver_options`` further fields of ``ReceiverSettings`` for it, such as ``{"secrets": {"baseten": ("whsec_...",)}}``
 ``instance_key``     the key that signs callback URLs, in hex. Default: the first of SPANWIRE_WEBHOOK_KEYS, else the store's
-``deadline_s``       how long a job may take where ``submit(deadline_s=)`` does not say. Default: a day
+``deadline_s``       how long a job may take where ``submit(deadline_s=)`` does not say. Default: a day, of a batch 26 hours
 ``grace_s``          after a submit that was not answered: how long to wait for the job to show up, before it is submitted
                      again. Default: 60
 ``on_lost``          the provider has finished, and the output is gone: ``"raise"`` (default) or ``"resubmit"``
@@ -224,7 +224,7 @@ class WebhookExchange(Inbox):
         if self._finished:
             return
         self._size += len(data)
-        limit = self._attempt.endpoint.limits.max_event_bytes
+        limit = max(self._attempt.endpoint.limits.max_event_bytes, self._ask.request.most_bytes)
         if self._size > limit:
             raise MessageTooBig(
                 f"the answer is over {limit} bytes (Limits.max_event_bytes)", endpoint=self._attempt.endpoint.address
@@ -303,6 +303,8 @@ def _settings(endpoint: Endpoint, dialect: Dialect) -> JobSettings:
         numbers[name] = float(value)
     if numbers.get("poll_share", 0.5) > 1:
         raise fail("poll_share", "a number from 0 to 1")
+    if "deadline_s" in numbers:
+        numbers["batch_deadline_s"] = numbers["deadline_s"]
     on_lost = options.get("on_lost", "raise")
     if on_lost not in ("raise", "resubmit"):
         raise fail("on_lost", '"raise" or "resubmit"')
@@ -411,6 +413,10 @@ class _Served:
     def __init__(self, served: EmbeddedReceiver, public_url: str | None) -> None:
         self._served = served
         self.public_url = public_url or served.url
+
+    def hear(self, tell: Callable[[str, str], None]) -> None:
+        """See :class:`spanwire.jobs.settings.Heard`."""
+        self._served.receiver.tell = tell
 
     def close(self) -> None:
         self._served.close()

@@ -29,10 +29,10 @@ _KEY_BYTES = 32
 _LEAST_KEY_BYTES = 16
 
 _PROVIDER = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-# One spelling only of everything: lower case, UUID version 7 of RFC 9562, no leading zero, exactly 22 characters.
-_UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_JOB = re.compile(_UUID7)
-_NAME = re.compile(rf"({_UUID7})\.([1-9][0-9]{{0,5}})\.([A-Za-z0-9_-]{{22}})")
+# One spelling only of everything: lower case, UUID version 7 or 8 of RFC 9562, no leading zero, exactly 22 characters.
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[78][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_JOB = re.compile(_UUID)
+_NAME = re.compile(rf"({_UUID})\.([1-9][0-9]{{0,5}})\.([A-Za-z0-9_-]{{22}})")
 
 
 class CallbackPath(msgspec.Struct, frozen=True):
@@ -85,13 +85,18 @@ class URLMac:
             )
         if not _JOB.fullmatch(job) or not 1 <= attempt <= 999_999:
             raise ConfigurationError(
-                f"a callback address needs a UUIDv7 in lower case and an attempt from 1, not {job!r:.40}, {attempt}"
+                f"a callback address needs a UUID of version 7 or 8 in lower case and an attempt from 1, not {job!r:.40}, {attempt}"
             )
         return f"/{provider}/{job}.{attempt}.{_mac(self._keys[0], provider, job, attempt)}"
 
     def url(self, public_url: str, provider: str, job: str, attempt: int = 1) -> str:
         """The address to give to a provider."""
         return public_url.rstrip("/") + self.path(provider, job, attempt)
+
+    def urls(self, public_url: str, provider: str, job: str, attempt: int) -> list[str]:
+        """The addresses of this attempt by all keys: one of them was given to the provider."""
+        base = public_url.rstrip("/")
+        return [f"{base}/{provider}/{job}.{attempt}.{_mac(key, provider, job, attempt)}" for key in self._keys]
 
     def read(self, path: str) -> CallbackPath:
         """What a path says: its last two segments, so that whatever it is mounted below, or a relay puts in front, is fine.

@@ -37,6 +37,18 @@ def test_the_callback_is_in_the_query_and_the_input_is_the_body() -> None:
     told = CODEC.submit(CALL, endpoint(URL, options=options), row(), CALLBACK)
     assert (told.headers["x-fal-request-timeout"], told.headers["x-fal-queue-priority"]) == ("30", "low")
     assert sent(told) == {"prompt": "Hi"}
+    assert "x-fal-no-retry" not in told.headers
+    told = CODEC.submit(CALL, endpoint(URL, options={"no_retry": True}), row(), CALLBACK)
+    assert told.headers["x-fal-no-retry"] == "1"
+    with pytest.raises(errors.ConfigurationError, match="no_retry"):
+        CODEC.submit(CALL, endpoint(URL, options={"no_retry": 1}), row(), CALLBACK)
+
+
+def test_what_its_caller_has_cancelled_is_no_failure() -> None:
+    told = CODEC.told(
+        answer({"request_id": "r-1", "status": "COMPLETED", "error": "x", "error_type": "client_cancelled"})
+    )
+    assert (told.state, told.fetch) == ("cancelled", False)
 
 
 @pytest.mark.parametrize("model", ["m", "../x/y", "a/../b", "a//b", "a/b?c", "/a/b", "a/b/"])

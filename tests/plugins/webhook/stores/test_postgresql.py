@@ -27,7 +27,7 @@ from spanwire.errors import ConfigurationError, JobError
 from spanwire.jobs.contract import Delivery, JobRow
 from spanwire.jobs.ids import new_id
 from spanwire.jobs.stores import open_store
-from spanwire.testing import LoopbackServer, StoreConformance
+from spanwire.testing import LoopbackServer, Script, StoreConformance
 from tests.plugins.webhook.stores.postgresql import PostgreSQL, schema_of, url_of
 
 
@@ -447,5 +447,5 @@ def test_a_job_whose_webhook_another_process_receives(tmp_path: Path) -> None:
             assert isinstance(theirs, spanwire.Reply)
             assert mine.text == theirs.text != ""
 
-    with LoopbackServer() as server:
+    with LoopbackServer([Script.say("Hello there.")], part="webhook") as server:
         asyncio.run(main())

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from spanwire.transport import Dialect
 
-from . import baseten, fal, replicate, runpod
+from . import baseten, fal, gemini, openai_batch, replicate, runpod
 from .baseten import BasetenJobs
 from .fal import FalJobs
+from .gemini import GeminiJobs
 from .generic import GenericJobs
 from .openai import OpenAIJobs
 from .replicate import CogJobs, ReplicateJobs
 from .runpod import RunPodJobs
 
-__all__ = ["BasetenJobs", "CogJobs", "FalJobs", "GenericJobs", "OpenAIJobs", "ReplicateJobs", "RunPodJobs", "dialects"]
+__all__ = [
+    "BasetenJobs",
+    "CogJobs",
+    "FalJobs",
+    "GeminiJobs",
+    "GenericJobs",
+    "OpenAIJobs",
+    "ReplicateJobs",
+    "RunPodJobs",
+    "dialects",
+]
 
 _BOTH = frozenset({"chat", "embeddings"})
 
@@ -24,7 +35,8 @@ def dialects(*, transport: str = "webhook") -> list[Dialect]:
         Dialect(transport, "baseten", BasetenJobs(), _BOTH, baseten.OPTIONS),
         Dialect(transport, "replicate", ReplicateJobs(), _BOTH, replicate.OPTIONS),
         Dialect(transport, "cog", CogJobs(), _BOTH, replicate.OPTIONS),
-        Dialect(transport, "openai", OpenAIJobs()),
+        Dialect(transport, "openai", OpenAIJobs(), _BOTH | {"batch"}, openai_batch.OPTIONS),
         Dialect(transport, "fal", FalJobs(), _BOTH, fal.OPTIONS),
+        Dialect(transport, "gemini", GeminiJobs(), _BOTH | {"batch"}, gemini.OPTIONS),
         Dialect(transport, "runpod", RunPodJobs(), _BOTH, runpod.OPTIONS),
     ]

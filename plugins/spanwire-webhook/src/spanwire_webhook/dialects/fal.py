@@ -23,10 +23,13 @@ from .reading import Fields, digest, refused
 __all__ = ["OPTIONS", "FalJobs"]
 
 #: Names in ``Endpoint.options``. ``timeout_s``: how long fal may work on a job. ``priority``: ``"low"`` or ``"normal"``.
-OPTIONS = frozenset({INPUT, "priority", "timeout_s"})
+#: ``no_retry``: fal is not to try a job again whose runner failed.
+OPTIONS = frozenset({INPUT, "no_retry", "priority", "timeout_s"})
 
 _APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)+\Z")
 _STATES: Mapping[str, State] = {"IN_QUEUE": "queued", "IN_PROGRESS": "running", "COMPLETED": "succeeded"}
+#: ``error_type`` of a request that was cancelled while it was worked on. Source: docs.fal.ai, "request errors".
+_CANCELLED = "client_cancelled"
 #: The model does not take its input: what asking for the result of such a job gives.
 _BAD_INPUT = 422
 
@@ -60,6 +63,11 @@ class FalJobs(CommonJobs):
                     endpoint=endpoint.address,
                 )
             headers["x-fal-queue-priority"] = priority
+        no_retry = endpoint.options.get("no_retry", False)
+        if not isinstance(no_retry, bool):
+            raise ConfigurationError("Endpoint.options: no_retry must be True or False", endpoint=endpoint.address)
+        if no_retry:
+            headers["x-fal-no-retry"] = "1"
         target = f"{endpoint.path}/{call.model}"
         if callback_url is not None:
             target += f"?fal_webhook={quote(callback_url, safe='')}"
@@ -110,7 +118,7 @@ class FalJobs(CommonJobs):
         state = _STATES.get(word or "")
         error = fields.text("error")
         if state == "succeeded" and error is not None:
-            state = "failed"
+            state = "cancelled" if _code(fields) == _CANCELLED else "failed"
         return Seen(
             state=state,
             provider_id=provider_id,

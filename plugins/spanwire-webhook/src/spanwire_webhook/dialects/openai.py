@@ -3,21 +3,21 @@
 Sources: developers.openai.com, guides "background mode" and "webhooks"; ``openai.types.webhooks`` and
 ``openai.types.responses`` of the SDK 3.57. Endpoints for webhooks belong to a project and are set up there.
 
-Batches are not here: a batch is three requests one after the other (upload a file, create the batch, fetch the file of
-results) for many calls, and :class:`~spanwire.jobs.contract.JobCodec` has one request for one call.
+A ``Call.batch()`` goes another way: see :mod:`.openai_batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from spanwire.calls import Call, Embeddings, Reply, ReplyBuilder
+from spanwire.calls import BatchReply, Call, Embeddings, Reply, ReplyBuilder
 from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError, ServerError
 from spanwire.jobs.contract import HTTPAnswer, HTTPRequest, JobRow, Seen, State, Times
 from spanwire.wire.openai_responses import decode_response, encode_responses, response_error
 
+from . import openai_batch
 from .asking import below, encoded
 from .common import ACCEPT, JSON, CommonJobs, judged
 from .reading import Fields, json_of, span
@@ -32,25 +32,31 @@ _STATES: Mapping[str, State] = {
     "failed": "failed",
     "cancelled": "cancelled",
 }
-_EVENT = "response."
+_EVENT, _BATCH_EVENT = "response.", "batch."
 _ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})
 #: Pairs of ``metadata`` that OpenAI takes.
 _MOST_PAIRS = 16
 
 
 class OpenAIJobs(CommonJobs):
-    """Chat calls as background responses. They are stored, unless the call says ``store=False``: OpenAI then deletes them
-    about ten minutes after they have ended, and a project without retention does so in any case."""
+    """Chat calls as background responses, and batches. Responses are stored, unless the call says ``store=False``: OpenAI
+    then deletes them about ten minutes after they have ended, and a project without retention does so in any case. A batch's
+    files are kept for 30 days, see :data:`.openai_batch.OPTIONS`."""
 
     callback: Literal["request", "account"] = "account"
     retention_s = 600.0
     polls_per_s = 10.0  # no limit of its own is documented
     delivery_s = 72 * 3600.0
+    batches = openai_batch.LIMITS
 
     def submit(self, call: Call, endpoint: Endpoint, row: JobRow, callback_url: str | None) -> HTTPRequest:
+        if call.operation == "batch":
+            return openai_batch.upload(call, endpoint, row)
         if call.operation != "chat":
             raise ConfigurationError(
-                f"OpenAI answers chat calls in the background, not {call.operation!r:.40}", endpoint=endpoint.address
+                f"OpenAI answers chat calls in the background, not {call.operation!r:.40}: submit those as a batch "
+                "(Call.batch(...), or manager.submit_many())",
+                endpoint=endpoint.address,
             )
         try:
             body = encode_responses(call.body, call.model)
@@ -69,12 +75,22 @@ class OpenAIJobs(CommonJobs):
             body["metadata"] = dict([*metadata.items(), *own.items()][:_MOST_PAIRS])
         return HTTPRequest("POST", below(endpoint, "responses"), JSON, encoded(body, endpoint, self.most_body_bytes))
 
+    def steps(self, call: Call) -> int:
+        return 2 if call.operation == "batch" else 1
+
+    def follow(
+        self, call: Call, endpoint: Endpoint, row: JobRow, callback_url: str | None, answers: Sequence[HTTPAnswer]
+    ) -> HTTPRequest:
+        return openai_batch.follow(call, endpoint, row, answers[0])
+
     def webhook(self, headers: Mapping[str, str], body: bytes) -> Seen:
         fields = Fields(body)
         kind = fields.text("type")
         data = fields.inner("data")
         if kind is None or data is None:
             raise ValueError("the webhook has no type, or no data")
+        if kind.startswith(_BATCH_EVENT):
+            return openai_batch.event(kind.removeprefix(_BATCH_EVENT), data)
         word = kind.removeprefix(_EVENT)
         state = _STATES.get(word) if kind.startswith(_EVENT) and word in _ENDS else None
         failed = state == "failed"
@@ -88,6 +104,8 @@ class OpenAIJobs(CommonJobs):
         )
 
     def seen(self, fields: Fields, body: bytes) -> Seen:
+        if openai_batch.is_batch(fields):
+            return openai_batch.seen(fields)
         word = fields.text("status")
         if fields.id() is None and word is None:
             raise ValueError("the body is no response object: it has neither an id nor a status")
@@ -113,14 +131,18 @@ class OpenAIJobs(CommonJobs):
             return Seen(
                 state="lost",
                 code=found.code,
-                message="OpenAI has deleted the response: without storage that is about ten minutes after its end",
+                message="OpenAI has deleted it: a response without storage about ten minutes after its end",
             )
         return found
 
     def status(self, row: JobRow, endpoint: Endpoint) -> HTTPRequest | None:
+        if row.operation == "batch":
+            return openai_batch.request(row, endpoint, "GET")
         return _at(row, endpoint, "GET")
 
     def cancel(self, row: JobRow, endpoint: Endpoint) -> HTTPRequest | None:
+        if row.operation == "batch":
+            return openai_batch.request(row, endpoint, "POST", "cancel")
         return _at(row, endpoint, "POST", "cancel")
 
     def reply(self, call_operation: str, body: bytes) -> Reply | Embeddings:
@@ -132,8 +154,25 @@ class OpenAIJobs(CommonJobs):
     def failure(self, row: JobRow) -> ServerError | None:
         if row.state != "failed":
             return None
+        if row.operation == "batch":
+            return openai_batch.failure(row)
         words: dict[str, Any] = {"message": row.message or "the response failed", "code": row.code}
         return response_error(json_of({"error": words}))
+
+    def fetches(self, row: JobRow, endpoint: Endpoint) -> Sequence[HTTPRequest]:
+        return openai_batch.fetches(row, endpoint)
+
+    def fetched(self, row: JobRow, seen: Seen, names: Sequence[str], answers: Sequence[HTTPAnswer]) -> Seen:
+        return openai_batch.fetched(row, seen, names, answers)
+
+    def replies(self, body: bytes) -> BatchReply:
+        return openai_batch.replies(body)
+
+    def seek(self, row: JobRow, endpoint: Endpoint, answers: Sequence[HTTPAnswer]) -> HTTPRequest | None:
+        return openai_batch.seek(row, endpoint, answers) if row.operation == "batch" else None
+
+    def sought(self, row: JobRow, answers: Sequence[HTTPAnswer]) -> Seen | None:
+        return openai_batch.sought(row, answers)
 
 
 def _at(row: JobRow, endpoint: Endpoint, method: str, *action: str) -> HTTPRequest | None:

@@ -102,10 +102,13 @@ class CogJobs(ReplicateJobs):
     """``PUT {url}/predictions/{our id}``, which makes no second prediction when it is sent again.
 
     Cog signs nothing and tells no status: the address of the callback is all there is, and the webhook alone brings the
-    result. Its ``start`` event is the beginning of the work.
+    result. Its ``start`` event is the beginning of the work. If its environment has a ``WEBHOOK_AUTH_TOKEN``, each webhook
+    has it as a bearer token; a receiver that knows the token asks for it.
     """
 
     scheme: Literal["standard", "baseten", "fal", "gemini", "none"] = "none"
+    #: Secrets of a receiver for it are bearer tokens.
+    bearer = True
     polls = False
     status_has_output = False
     resubmits = True

@@ -39,6 +39,8 @@ class RunPodJobs(CommonJobs):
     """The endpoint's URL is ``https://api.runpod.ai/v2/{endpoint}``. After the job's ``ttl`` its status is 404: expired."""
 
     scheme: Literal["standard", "baseten", "fal", "gemini", "none"] = "none"
+    #: It tries again unless it is answered 200: 204 is not enough.
+    wants_200 = True
     most_body_bytes = 10 * 1024 * 1024
     retention_s = 1800.0
     polls_per_s = 200.0  # 2,000 in 10 s
