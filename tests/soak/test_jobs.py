@@ -1,6 +1,7 @@
 """Twenty thousand jobs, some of whose webhooks are repeated, lost or late, while those who submit and receive are killed.
 
-``SPANWIRE_SOAK_JOBS`` is how many.
+``SPANWIRE_SOAK_JOBS`` is how many. In PostgreSQL and Valkey, three receivers and two submitters share the store, and its server
+is killed too, in the middle.
 """
 
 from __future__ import annotations
@@ -11,15 +12,72 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.jobs import crowd
+from tests.plugins.webhook.stores import postgresql
+from tests.plugins.webhook.stores.valkey import valkey
+from tests.soak.jobs import Outcome, crowd
 from tests.soak.workload import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
 
 
+JOBS = int(os.environ.get("SPANWIRE_SOAK_JOBS", "20000"))
+
+
+def said(outcome: Outcome) -> None:
+    print(f"{outcome.seconds:.0f} s", outcome.states, outcome.resolved_by, outcome.flags, outcome.log)
+
+
 @pytest.mark.soak
+@pytest.mark.timeout(3700)
 def test_every_job_is_resolved_once_whoever_is_killed(tmp_path: Path) -> None:
-    jobs = int(os.environ.get("SPANWIRE_SOAK_JOBS", "20000"))
-    outcome = crowd(tmp_path, jobs, kills=10, seed=SEED, limit_s=3600)
-    print(outcome.seconds, outcome.states, outcome.resolved_by, outcome.flags, outcome.log)
-    outcome.check(jobs, kills=10)
+    outcome = crowd(tmp_path, JOBS, kills=10, seed=SEED, limit_s=3600)
+    said(outcome)
+    outcome.check(JOBS, kills=10)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3700)
+def test_in_postgresql_which_is_killed_too(tmp_path: Path) -> None:
+    with postgresql.serving() as server:
+
+        def restart() -> None:
+            server.stop()
+            server.start()
+
+        outcome = crowd(
+            tmp_path,
+            JOBS,
+            kills=10,
+            store=postgresql.url_of(tmp_path),
+            submitters=2,
+            receivers=3,
+            restart=restart,
+            seed=SEED,
+            limit_s=3600,
+        )
+    said(outcome)
+    outcome.check(JOBS, kills=10)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3700)
+def test_in_valkey_which_is_killed_too(tmp_path: Path) -> None:
+    with valkey() as server:
+
+        def restart() -> None:
+            server.kill()
+            server.start()
+
+        outcome = crowd(
+            tmp_path,
+            JOBS,
+            kills=10,
+            store=server.url(),
+            submitters=2,
+            receivers=3,
+            restart=restart,
+            seed=SEED,
+            limit_s=3600,
+        )
+    said(outcome)
+    outcome.check(JOBS, kills=10)
