@@ -1,7 +1,8 @@
 """What a store of jobs does a second, by kind of store and by how many work on it at once.
 
-``python -m benchmarks.stores`` measures SQLite; ``--store URL`` another one, which must be empty. Each line is so many
-processes with so many threads each, as that many submitters or receivers would be:
+``python -m benchmarks.stores sqlite postgresql valkey`` on servers of this machine, from the wheels that the tests use, with what
+they are asked for on the disk before they answer (``fsync``, ``appendfsync always``); ``--store URL`` on another one, which must be
+empty. A column is so many processes with so many threads each, as that many submitters or receivers would be:
 
 * ``submit``: a row is written, then swapped to ``submitting`` and to ``submitted`` (three durable writes a job);
 * ``receive``: webhooks of 0.5 KB go into the inbox, 1 or 50 at once (one durable write for each lot);
@@ -12,6 +13,7 @@ processes with so many threads each, as that many submitters or receivers would 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +151,9 @@ def work(url: str, what: str, threads: int, seconds: float, begin: Any, counted:
     store.close()
 
 
-def measure(url: str, what: str, processes: int, threads: int, seconds: float) -> float:
+def measure(url: str, what: str, at_once: str, seconds: float) -> float:
     """Jobs, or webhooks, a second over all processes."""
+    processes, threads = map(int, at_once.split("x"))
     context = multiprocessing.get_context("spawn")
     begin, counted = context.Barrier(processes), context.Queue()
     started = [
@@ -164,25 +167,70 @@ def measure(url: str, what: str, processes: int, threads: int, seconds: float) -
     return float(sum(count / took_s for count, took_s in found))
 
 
+@contextlib.contextmanager
+def sqlite() -> Iterator[Callable[[], str]]:
+    """In a folder of this one's file system: /tmp may be memory."""
+    with tempfile.TemporaryDirectory(prefix="spanwire-bench-", dir=".") as folder:
+        yield lambda: f"sqlite:///{Path(folder).absolute()}/{new_id()}.db"
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[Callable[[], str]]:
+    """A server that waits for its disk."""
+    import psycopg
+
+    from tests.plugins.webhook.stores.postgresql import serving
+
+    with serving() as server:
+        with psycopg.connect(server.uri, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = on")
+            connection.execute("SELECT pg_reload_conf()")
+        yield lambda: f"{server.uri}&schema=s{new_id().replace('-', '')}"
+
+
+@contextlib.contextmanager
+def valkey() -> Iterator[Callable[[], str]]:
+    """The same."""
+    from tests.plugins.webhook.stores.valkey import valkey as serving
+
+    with serving(appendonly="yes", appendfsync="always") as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def valkey_everysec() -> Iterator[Callable[[], str]]:
+    """As most are set up: with ``WAITAOF`` all the same."""
+    from tests.plugins.webhook.stores.valkey import valkey as serving
+
+    with serving(appendonly="yes", appendfsync="everysec") as server:
+        yield server.url
+
+
+KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Callable[[], str]]]] = {
+    "sqlite": sqlite,
+    "postgresql": postgresql,
+    "valkey": valkey,
+    "valkey-everysec": valkey_everysec,
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--store", metavar="URL", help="default: SQLite in a folder of this one's file system")
+    parser.add_argument("kind", nargs="*", default=["sqlite"], help=", ".join(KINDS))
+    parser.add_argument("--store", metavar="URL", help="this one, instead of those")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--what", nargs="+", default=["submit", *LOTS, "apply", "life"])
     parser.add_argument("--at-once", nargs="+", default=["1x1", "1x16", "2x16", "4x16"], metavar="PROCESSESxTHREADS")
     chosen = parser.parse_args(arguments)
-    print("| a second | " + " | ".join(chosen.at_once) + " |")
-    print("| --- |" + " ---: |" * len(chosen.at_once))
-    with tempfile.TemporaryDirectory(prefix="spanwire-bench-", dir=".") as folder:
-        for what in chosen.what:
-            cells = []
-            for number, shape in enumerate(chosen.at_once):
-                processes, threads = map(int, shape.split("x"))
-                file = Path(folder).absolute() / f"{what.replace(' ', '-')}-{number}.db"
-                rate = measure(chosen.store or f"sqlite:///{file}", what, processes, threads, chosen.seconds)
-                cells.append(f"{rate:,.0f}")
-            print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
+    for kind in [""] if chosen.store else chosen.kind:
+        with contextlib.nullcontext(lambda: chosen.store) if chosen.store else KINDS[kind]() as url:
+            print(f"| {kind or 'a second'} | " + " | ".join(chosen.at_once) + " |")
+            print("| --- |" + " ---: |" * len(chosen.at_once))
+            for what in chosen.what:
+                rates = [measure(url(), what, shape, chosen.seconds) for shape in chosen.at_once]
+                print(f"| {what} | " + " | ".join(f"{rate:,.0f}" for rate in rates) + " |", flush=True)
+            print()
 
 
 if __name__ == "__main__":
