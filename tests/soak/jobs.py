@@ -7,14 +7,16 @@ submitter writes each job's id down before the next one; the receiver is ``spanw
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from typing import Any
 import msgspec
 
 import spanwire
+from spanwire.errors import JobError
 from spanwire.jobs import runner as jobs_runner
-from spanwire.jobs.contract import TERMINAL, JobRow, Store
+from spanwire.jobs.contract import TERMINAL, Store
 from spanwire.jobs.stores import open_store
 
 __all__ = ["Outcome", "crowd"]
@@ -72,91 +75,189 @@ class Outcome:
         assert self.resolved_by["webhook"] > self.resolved_by["poll"]
 
 
+class Crew:
+    """The processes around one store: two kinds of them are killed, and come back."""
+
+    def __init__(self, folder: Path, store: str, jobs: int, *, submitters: int, receivers: int, seed: int) -> None:
+        self.folder, self.store, self.jobs = folder, store, jobs
+        options = {**FAULTS, "log": str(folder / "server.log"), "speed": 50.0, "seed": seed}
+        self._server, self.url = _server(options)
+        self._ports = [free_port() for _ in range(receivers)]
+        self.balancer = Balancer(self._ports)
+        self.receivers = [_receiver(store, port) for port in self._ports]
+        for port in self._ports:
+            _listening(port)
+        self._share = [jobs // submitters + (number < jobs % submitters) for number in range(submitters)]
+        self.submitters = [self._submitter(number) for number in range(submitters)]
+
+    def written(self) -> int:
+        """How many jobs the submitters have said."""
+        return sum(len(_lines(self.log(number))) for number in range(len(self._share)))
+
+    def log(self, number: int) -> Path:
+        """Where a submitter says its jobs' ids."""
+        return self.folder / f"submitted-{number}"
+
+    def kill_submitter(self, number: int) -> None:
+        _kill(self.submitters[number])
+        self.submitters[number] = self._submitter(number)
+
+    def kill_receiver(self, number: int, pause_s: float) -> None:
+        _kill(self.receivers[number])
+        time.sleep(pause_s)
+        self.receivers[number] = _receiver(self.store, self._ports[number])
+
+    @property
+    def _all(self) -> list[subprocess.Popen[Any]]:
+        return [*self.submitters, *self.receivers, self._server]
+
+    def check(self) -> None:
+        """Nobody has ended by itself."""
+        for process in self._all:
+            assert process.poll() is None, f"a process has ended by itself: {process.args!r}, {process.returncode}"
+
+    def close(self) -> None:
+        for process in self._all:
+            _kill(process)
+        self.balancer.close()
+
+    def _submitter(self, number: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "tests.soak.jobs", str(self.folder), self.store, self.url]
+        return subprocess.Popen([*words, self.balancer.url, str(number), str(self._share[number])])
+
+
+class Balancer:
+    """What stands before several receivers: a connection goes to one of those that take it."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self._ports, self._next = ports, 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._accepted, "127.0.0.1", 0, backlog=1024), self._loop
+        ).result()
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            for _ in self._ports:
+                self._next += 1
+                try:
+                    back, to = await asyncio.open_connection("127.0.0.1", self._ports[self._next % len(self._ports)])
+                except OSError:
+                    continue
+                try:
+                    await asyncio.gather(_pour(reader, to), _pour(back, writer))
+                finally:
+                    to.close()
+                break
+        writer.close()
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
+
+
 def crowd(
-    folder: Path, jobs: int, kills: int, *, seed: int = 5, limit_s: float = 300.0, store_url: str | None = None
+    folder: Path,
+    jobs: int,
+    kills: int,
+    *,
+    store: str | None = None,
+    submitters: int = 1,
+    receivers: int = 1,
+    restart: Callable[[], None] | None = None,
+    seed: int = 5,
+    limit_s: float = 300.0,
 ) -> Outcome:
     """Have so many jobs submitted and resolved, by processes of which so many are killed with SIGKILL.
 
-    ``store_url``: of an empty store; None for an SQLite file of its own.
+    Args:
+        store: its URL; default: an SQLite file in the folder.
+        restart: called once in the middle: takes the store's server down and brings it back.
     """
     dice, begin = random.Random(seed), time.monotonic()
-    url_of_store, log = store_url or f"sqlite:///{folder}/jobs.db", folder / "server.log"
-    open_store(url_of_store).close()
-    options = {**FAULTS, "log": str(log), "speed": 50.0, "seed": seed}
-    server, url = _server(options)
-    port = free_port()
-    receiver = _receiver(url_of_store, port)
-    resolved_log, submitter_log = folder / "resolved", folder / "submitted"
-    outcome, left, submitter = Outcome(), kills, None
-    waiter = None
+    url = store if store is not None else f"sqlite:///{folder}/jobs.db"
+    opened = open_store(url)
+    outcome = Outcome()
+    crew = Crew(folder, url, jobs, submitters=submitters, receivers=receivers, seed=seed)
     try:
-        kill_after = [int(jobs * (n + 1) / (kills + 1)) for n in range(kills)]
+        kill_after = [jobs * (n + 1) // (kills + 1) for n in range(kills)]
         while True:
-            if submitter is None:
-                submitter = _submitter(folder, url, port, jobs, url_of_store)
-            store = open_store(url_of_store)
-            written, still_open = len(_lines(submitter_log)), store.open_jobs(GROUP)
-            done = 0 if still_open else len(list(_ended(store)))
-            store.close()
-            if left and written >= kill_after[kills - left]:
-                # In turn: those who submit and resolve, then who receives.
-                if (kills - left) % 2 == 0:
-                    _kill(submitter)
-                    submitter = None
+            written = crew.written()
+            if restart is not None and written >= jobs // 2:
+                restart()
+                restart = None
+            if outcome.kills < kills and written >= kill_after[outcome.kills]:
+                if outcome.kills % 2 == 0:
+                    crew.kill_submitter(dice.randrange(submitters))
                 else:
-                    _kill(receiver)
-                    time.sleep(dice.uniform(0.0, 0.3))
-                    receiver = _receiver(url_of_store, port)
-                left -= 1
+                    crew.kill_receiver(dice.randrange(receivers), dice.uniform(0.0, 0.3))
                 outcome.kills += 1
                 continue
-            if not left and written >= jobs and not still_open and done >= jobs:
+            still_open = opened.open_jobs()
+            if outcome.kills == kills and written >= jobs and not still_open:
                 break
-            if submitter.poll() is not None:
-                raise AssertionError(f"a submitter has ended by itself: {submitter.returncode}")
+            crew.check()
             if time.monotonic() - begin > limit_s:
                 raise AssertionError(f"{still_open} jobs are open after {limit_s} s, {written} were submitted")
             time.sleep(0.05)
     finally:
-        for process in (submitter, receiver, server, waiter):
-            if process is not None:
-                _kill(process)
+        crew.close()
     outcome.seconds = time.monotonic() - begin
-    _count(outcome, url_of_store, submitter_log, resolved_log, log)
-    return outcome
-
-
-def _count(outcome: Outcome, store_url: str, submitted: Path, resolved: Path, log: Path) -> None:
-    outcome.said = set(_lines(submitted))
-    outcome.resolutions = Counter(_lines(resolved))
-    store = open_store(store_url)
-    for row in _ended(store):
-        assert row.state in TERMINAL
-        outcome.stored.add(row.id)
-        outcome.states[row.state] += 1
-        outcome.resolved_by[row.resolved_by] += 1
-        outcome.flags.update(row.flags)
-        if row.state == "succeeded":
-            assert store.body(row.result)
-    assert store.open_jobs() == 0
-    # What came again while the last submitter was killed is of a job that has ended.
-    for _, delivery in store.unapplied():
-        ended = store.get(delivery.job) if delivery.job is not None else None
-        assert ended is not None
-        assert ended.state in TERMINAL
-    store.close()
-    for line in log.read_bytes().splitlines():
+    try:
+        for number in range(submitters):
+            outcome.said.update(_lines(crew.log(number)))
+            _count(outcome, opened, f"{GROUP}-{number}")
+        outcome.resolutions = Counter(_lines(folder / "resolved"))
+        assert opened.open_jobs() == 0
+        # What came again while the last submitter was killed is of a job that has ended.
+        for _, delivery in opened.unapplied():
+            ended = opened.get(delivery.job) if delivery.job is not None else None
+            assert ended is not None
+            assert ended.state in TERMINAL
+    finally:
+        opened.close()
+    for line in (folder / "server.log").read_bytes().splitlines():
         said = msgspec.json.decode(line)
         outcome.log[said.get("event", said.get("what", "?"))] += 1
         if own := said.get("own"):
             outcome.served.add(own.rpartition(".")[0] or own)
+    return outcome
 
 
-def _ended(store: Store) -> Iterator[JobRow]:
+def _count(outcome: Outcome, store: Store, group: str) -> None:
     after = (0.0, "")
-    while rows := store.completed(GROUP, after):
+    while rows := store.completed(group, after):
         after = (rows[-1].resolved_s, rows[-1].id)
-        yield from rows
+        for row in rows:
+            assert row.state in TERMINAL
+            outcome.stored.add(row.id)
+            outcome.states[row.state] += 1
+            outcome.resolved_by[row.resolved_by] += 1
+            outcome.flags.update(row.flags)
+            if row.state == "succeeded":
+                assert store.body(row.result)
 
 
 def _lines(path: Path) -> list[str]:
@@ -180,34 +281,33 @@ def _server(options: dict[str, Any]) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().split()[0]
 
 
-def _receiver(store_url: str, port: int) -> subprocess.Popen[bytes]:
-    begin = [sys.executable, "-c", "from spanwire.cli import main; main()"]
-    words = [*begin, "receive", "--store", store_url, "--port", str(port)]
-    return subprocess.Popen([*words, "--unsigned", _UNSIGNED], stderr=subprocess.DEVNULL)
+def _receiver(store: str, port: int) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", "from spanwire.cli import main; main()", "receive", "--store", store]
+    return subprocess.Popen([*words, "--port", str(port), "--unsigned", _UNSIGNED], stderr=subprocess.DEVNULL)
 
 
-def _submitter(folder: Path, url: str, port: int, jobs: int, store_url: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "tests.soak.jobs", str(folder), url, str(port), str(jobs), store_url]
-    return subprocess.Popen(words)
+def _listening(port: int, limit_s: float = 30.0) -> None:
+    """Wait until somebody does."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        assert time.monotonic() < until_s, f"nobody listens on port {port}"
+        time.sleep(0.02)
 
 
-async def _submit(folder: Path, url: str, port: int, jobs: int, store_url: str) -> None:
+async def _submit(folder: Path, store: str, url: str, public_url: str, number: int, jobs: int) -> None:
     """Submit what the logs say is missing, and look after all of it until killed."""
     jobs_runner._LEASE_S = 3.0  # a test has less patience with the dead
     endpoint = spanwire.Endpoint(
         url,
         transport="webhook",
         dialect="generic",
-        options={
-            "store": store_url,
-            "public_url": f"http://127.0.0.1:{port}",
-            "grace_s": 1.0,
-            "poll_after_s": 1.0,
-            "poll_share": 1.0,
-        },
+        options={"store": store, "public_url": public_url, "grace_s": 1.0, "poll_after_s": 1.0, "poll_share": 1.0},
         limits=spanwire.Limits(max_concurrent=16),
     )
-    submitted, resolved = folder / "submitted", folder / "resolved"
+    group = f"{GROUP}-{number}"
+    submitted, resolved = folder / f"submitted-{number}", folder / "resolved"
     with submitted.open("a", buffering=1) as said, resolved.open("a", buffering=1) as ended:
         async with spanwire.ConnectionManager() as manager:
             runner = await manager.jobs.runner(manager.jobs._source(endpoint, None))
@@ -220,7 +320,7 @@ async def _submit(folder: Path, url: str, port: int, jobs: int, store_url: str) 
             runner._tell.resolved = note  # type: ignore[method-assign]
             # What was stored by one that was killed before it could say so is a job too.
             known = set(_lines(submitted))
-            for job_id in await asyncio.to_thread(_all_ids, store_url):
+            for job_id in await asyncio.to_thread(_all_ids, runner.store, group):
                 if job_id not in known:
                     known.add(job_id)
                     said.write(job_id + "\n")
@@ -230,19 +330,29 @@ async def _submit(folder: Path, url: str, port: int, jobs: int, store_url: str) 
                 nonlocal missing
                 while missing > 0:
                     missing -= 1
-                    job = await manager.submit(endpoint, _CALL, group=GROUP)
+                    try:
+                        job = await manager.submit(endpoint, _CALL, group=group)
+                    except JobError as error:  # the store is down for a moment
+                        if not error.retryable:
+                            raise
+                        await asyncio.sleep(0.2)
+                        missing += 1
+                        continue
                     said.write(job.id + "\n")
 
             await asyncio.gather(*(some() for _ in range(16)))
             await asyncio.Event().wait()
 
 
-def _all_ids(store_url: str) -> list[str]:
-    store = open_store(store_url)
-    rows = [*store.due(time.time() + 1e9, 1_000_000), *_ended(store)]  # each has a deadline
-    store.close()
-    return [row.id for row in rows]
+def _all_ids(store: Store, group: str) -> list[str]:
+    found = [row.id for row in store.due(float("inf"), 1_000_000) if row.group == group]
+    after = (0.0, "")
+    while rows := store.completed(group, after):
+        after = (rows[-1].resolved_s, rows[-1].id)
+        found += [row.id for row in rows]
+    return found
 
 
 if __name__ == "__main__":
-    asyncio.run(_submit(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]))
+    _, at, *texts = sys.argv
+    asyncio.run(_submit(Path(at), texts[0], texts[1], texts[2], int(texts[3]), int(texts[4])))
