@@ -53,7 +53,7 @@ _READY = 1000
 _SLICE = 256
 #: Pauses in a row, 1 to 60 s long, after which a server that is not there, or a store, is given up: about two minutes.
 _PAUSES = 7
-#: How long submits that are under way may take to end when a bulk with a group is left, in seconds.
+#: How long submits that are under way may take to end when a bulk is left, in seconds.
 _LEAVE_S = 5.0
 _CANCELS = 16
 #: Rounds that a job has by itself which the server takes and then finds to be too much, and tries of one for which the server
@@ -543,8 +543,8 @@ class Drive:
         feeder, running = self._feeder, dict(self._running)
         if feeder is not None and not feeder.done():
             feeder.cancel()
-        if self.group and self._window.submitting:
-            # Their acknowledgements are near, and save the jobs from being looked for later.
+        if self._window.submitting:
+            # Their acknowledgements are near: with them jobs need not be looked for later, or can be stopped at the provider.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     while self._window.submitting:
