@@ -297,7 +297,11 @@ class JobRunner:
     async def late(self, row: JobRow) -> Reply | Embeddings | BatchReply | None:
         """The result that came after the job was given up; None if none did. For that of a batch the provider is asked."""
         codec = self.codec_for(row)
-        if row.operation == "batch" and row.state in ("cancelled", "expired") and "late_result" not in row.flags:
+        if (
+            row.operation == "batch"
+            and row.state in ("cancelled", "expired", "lost")
+            and "late_result" not in row.flags
+        ):
             row = await self._ask_late(row)
         if "late_result" not in row.flags or not row.result or codec is None:
             return None
@@ -732,7 +736,7 @@ class JobRunner:
                 self._later(self._stop, row)  # the attempt that is not needed any more
             party = (row.origin, row.dialect)
             if row.state == "succeeded" and row.submitted_s:
-                self._durations.add((row.origin, row.model), row.resolved_s - row.submitted_s)
+                self._durations.add((row.origin, row.model, row.operation), row.resolved_s - row.submitted_s)
             if by_webhook:
                 self._overdue[party] = 0
             elif row.resolved_by == "poll" and row.mode == "webhook" and "fetch" not in row.flags:
@@ -827,7 +831,7 @@ class JobRunner:
             since_s=since_s or now_s,
             mode=mode,
             floor_s=party.settings.poll_after_s,
-            usual_s=self._durations.usual_s((row.origin, row.model)),
+            usual_s=self._durations.usual_s((row.origin, row.model, row.operation)),
             retention_s=party.codec.retention_s,
             dice=random.random(),  # noqa: S311
         )

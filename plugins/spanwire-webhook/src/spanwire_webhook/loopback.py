@@ -171,7 +171,7 @@ class _Yard:
         if job is None or self._is_over(job):
             return _error(404, "there is no such job")
         # Cog's share Replicate's paths.
-        shape = SHAPES[job.dialect] if job.operation != "batch" else self.batches
+        shape = self.batches if self.batches.has(job) else SHAPES[job.dialect]
         if found.action == "cancel":
             return self._cancel(job, shape)
         with self._record.changed:
@@ -250,7 +250,7 @@ class _Yard:
             if life is not None:
                 life.cancel()  # its `finally` counts it; what follows is a new task
             job.state, job.finished_s = "cancelled", time.time()
-            if job.operation == "batch":
+            if shape is self.batches:
                 self.batches.end(job, "cancelled")
             self._record.state(job)
             if shape.tells_cancelled:

@@ -119,6 +119,10 @@ class Batches(Shape):
             return Route("status", self, parts[-1])
         return None
 
+    def has(self, job: Job) -> bool:
+        """Whether it is one of these batches."""
+        return job.id in self._jobs
+
     def answer(self, request: Request, rules: Rules) -> Answer | None:
         """Files, and the list of batches; None for what is something else."""
         parts = request.path.strip("/").split("/")

@@ -427,6 +427,7 @@ def test_it_is_not_looked_for_for_ever() -> None:
     assert CODEC.seek(known, endpoint(), [page(other(9))]) is None
     old = other(9, created_at=1796040000 - 4000)
     assert CODEC.seek(known, endpoint(), [page(old, more=True)]) is None
+    assert CODEC.sought(known, [page({**batch(), "created_at": 1796040000 - 4000})]) is None
     assert CODEC.seek(known, endpoint(), [page(more=True)]) is None
     assert CODEC.seek(known, endpoint(), [page(other(9), more=True)] * 100) is None
     assert CODEC.seek(job(operation="chat"), endpoint(), []) is None

@@ -282,7 +282,7 @@ def seek(row: JobRow, endpoint: Endpoint, answers: Sequence[HTTPAnswer]) -> HTTP
         return HTTPRequest("GET", target, ACCEPT)
     fields, batches = _page(answers[-1])
     last = batches[-1].id() if batches else None
-    older = all((batch.moment("created_at") or 0.0) < row.created_s - _SKEW_S for batch in batches)
+    older = all(_is_older(batch, row) for batch in batches)
     if (
         fields.value("has_more") is not True
         or last is None
@@ -316,7 +316,12 @@ def _page(answer: HTTPAnswer) -> tuple[Fields, list[Fields]]:
 def _is_of(batch: Fields, row: JobRow) -> bool:
     metadata = batch.inner("metadata")
     named = metadata.text(_JOB) if metadata is not None else None
-    return named is not None and named.startswith(f"{row.id}.")
+    return named is not None and named.startswith(f"{row.id}.") and not _is_older(batch, row)
+
+
+def _is_older(batch: Fields, row: JobRow) -> bool:
+    """Than the job: of a store that is gone, whose jobs had the same ids."""
+    return (batch.moment("created_at") or 0.0) < row.created_s - _SKEW_S
 
 
 # --- results ------------------------------------------------------------------------------------------------------------
