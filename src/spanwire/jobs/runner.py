@@ -30,6 +30,7 @@ from ..errors import (
     JobExpired,
     JobLost,
     MessageTooBig,
+    ProtocolError,
     ServerError,
     SpanwireError,
     server_error,
@@ -460,7 +461,7 @@ class JobRunner:
         except SpanwireError as error:
             if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
-            if held and (error.retryable or isinstance(error, AuthenticationFailed)):
+            if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise
             code = error.code if isinstance(error, ServerError) else None
@@ -571,15 +572,15 @@ class JobRunner:
 
         await self._blocking(change, self.store, row.id, step)
 
-    async def submit_held(self, party: Party, job: str, headers: Mapping[str, str]) -> JobRow:
+    async def submit_held(self, party: Party, job: str, headers: Mapping[str, str], *, held: bool = True) -> JobRow:
         """Submit a job that says ``created``; does nothing if somebody else does. Returns the row as it is then.
 
         Raises:
-            SpanwireError: as of :meth:`submit` with ``held``.
+            SpanwireError: as of :meth:`submit`.
         """
         row = await self.get(job)
         if row is not None and row.state == "created":
-            await self._submit_row(party, row, headers, held=True)
+            await self._submit_row(party, row, headers, held=held)
             row = await self.get(job)
         if row is None:
             raise JobError("the job has gone from the store", job=job)
@@ -1136,6 +1137,13 @@ class JobRunner:
     def _dialect(party: Party) -> str:
         assert party.prepared.dialect is not None
         return party.prepared.dialect.name
+
+
+def _is_about_the_call(error: SpanwireError) -> bool:
+    """Whether a submit was refused for what is in it: else the next one would be refused as well, or this one is not later."""
+    if error.retryable or isinstance(error, AuthenticationFailed):
+        return False
+    return isinstance(error, (ServerError, ConfigurationError, ProtocolError))
 
 
 def failure_of(codec: JobCodec, row: JobRow) -> SpanwireError:

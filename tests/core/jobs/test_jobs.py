@@ -243,6 +243,17 @@ async def test_after_the_grace_it_is_submitted_under_the_next_number(tmp_path: P
         assert second[:2] == [job.id, "2"]
 
 
+async def test_after_the_grace_it_is_the_same_attempt_where_that_is_no_second_job(tmp_path: Path) -> None:
+    cut = Doing(ack="cut", webhooks=[])
+    async with serving(cut, cut, cut) as server, manager_of(resubmits=True) as manager:
+        job = await manager.submit(endpoint_of(server, tmp_path, grace_s=0.1), CALL)
+        assert (await job).text == TEXT  # type: ignore[union-attr]
+        assert job.row is not None
+        assert (job.row.attempt, job.row.flags) == (1, ())
+        assert len(server.submits) == 4
+        assert len({submit["callback"] for submit in server.submits}) == 1
+
+
 async def test_the_first_attempt_may_still_win(tmp_path: Path) -> None:
     async with serving(Doing(ack="cut", webhooks=[]), Doing(webhooks=[])) as server, manager_of() as manager:
         job = await manager.submit(endpoint_of(server, tmp_path, grace_s=0.1), CALL)

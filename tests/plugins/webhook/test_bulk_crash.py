@@ -71,8 +71,7 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
         both = [start(""), start("")]
         said = [process.communicate(timeout=40)[0] for process in both]
         assert [process.returncode for process in both] == [0, 0]
-        assert half < TEXTS // 10  # they had something to do
-        assert sum(map(int, said)) <= TEXTS // 10 - half + 12  # those that were written and not sent are taken up
+        assert sum(map(int, said)) <= TEXTS // 10 - half
         embedded = Counter(text for job in part.jobs for text in job.call["input"])
     assert embedded == {f"text {number}": 1 for number in range(TEXTS)}
     opened = SQLiteStore(tmp_path / "jobs.db")

@@ -35,7 +35,7 @@ from ...errors import (
 from ..contract import OPEN, TERMINAL, JobRow, State
 from ..runner import JobRunner, Party, failure_of
 from .manifest import Manifest, encoded, job_id, unlike_any
-from .shards import Cutter, Outcome, Rules, Shard, call_of, halves, may_be_one_call, outcomes
+from .shards import Cutter, Outcome, Part, Rules, Shard, call_of, halves, may_be_one_call, outcomes, without_calls
 from .stored import Found, stored
 from .window import Window, most_open
 
@@ -53,10 +53,11 @@ _READY = 1000
 _SLICE = 256
 #: Pauses in a row, 1 to 60 s long, after which a server that is not there, or a store, is given up: about two minutes.
 _PAUSES = 7
-#: How long submits that are under way may take to end when a bulk with a group is left, in seconds.
+#: How long submits that are under way may take to end when a bulk is left, in seconds.
 _LEAVE_S = 5.0
 _CANCELS = 16
-#: Rounds that a job has by itself which the server takes and then finds to be too much.
+#: Rounds that a job has by itself which the server takes and then finds to be too much, and tries of one for which the server
+#: is not ready (408, 409, 425).
 _ROUNDS = 20
 #: How a job can end without a result. Other errors are not the job's.
 _ENDS = (ServerError, ProtocolError, Truncated, JobLost, JobExpired, JobCancelled)
@@ -113,7 +114,7 @@ class Drive:
         self._fed = False  # all calls have been read, and all their shards begun
         self._over = False
         self._error: BaseException | None = None
-        self._trouble = 0  # failures of the store in a row
+        self._trouble = self._unreached = 0  # pauses in a row for the store, and for a server that is not there
         self._move, self._turn = asyncio.Event(), asyncio.Event()  # for the feeder; for whoever takes results
         self._feeder: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -301,6 +302,8 @@ class Drive:
             row = await self._on_its_way(shard, job, ticket)
             over()
             if row is None or row.state in OPEN:
+                if shard.kind == "batch":
+                    self._forget(shard)
                 row = await self._runner.wait(job)
             self._trouble = 0
             if row.state == "succeeded":
@@ -326,21 +329,28 @@ class Drive:
             self._count(shard)
             return await self._runner.get(job) if shard.state in TERMINAL else None
         assert ticket is not None
+        if any(part.call is None for part in shard.parts):
+            await self._recall(shard)
+        assert shard.parts[0].call is not None
         headers = self._jobs.headers_of(self.task.party, shard.parts[0].call, self.task.headers)
         try:
             if shard.state == "created":
-                row = await self._runner.submit_held(self.task.party, job, headers)
+                row = await self._runner.submit_held(self.task.party, job, headers, held=shard.tries < _ROUNDS)
+                self.jobs += not shard.counted
             else:
-                row, _ = await self._runner.submit(
+                row, books = await self._runner.submit(
                     self.task.party,
                     call_of(shard),
                     group=self.group,
                     deadline_s=self.task.deadline_s,
                     headers=headers,
                     id=job,
-                    held=True,
+                    held=shard.tries < _ROUNDS,
                 )
-                self.jobs += 1
+                if books is not None or row.state == "submit_unknown":
+                    self.jobs += 1
+                else:  # another process was faster
+                    self.found += 0 if shard.counted else len(shard.parts)
         except (JobError, AuthenticationFailed):
             raise
         except ConfigurationError as error:  # nothing was written
@@ -349,15 +359,38 @@ class Drive:
         except SpanwireError as error:
             await self._refused(shard, job, ticket, error)
             raise _Back from None
-        self._window.acknowledged()
-        self._count(shard)
+        self._taken(shard)
         return row
+
+    def _forget(self, shard: Shard) -> None:
+        """A batch is open for hours: its calls are read again if they are to be submitted again."""
+        calls = self.task.calls
+        if iter(calls) is not calls:
+            self._open_bytes -= shard.size
+            shard.parts = without_calls(shard)
+            self._open_bytes += shard.size
+            self._move.set()
+
+    async def _recall(self, shard: Shard) -> None:
+        wanted = {part.index: part for part in shard.parts}
+        found = {}
+        index = 0
+        async for call, data in _read(self.task.calls, self.task.party.endpoint):
+            if index in wanted:
+                found[index] = Part(index, call, wanted[index].inputs, len(data))
+                if len(found) == len(wanted):
+                    break
+            index += 1
+        if len(found) < len(wanted):
+            raise ConfigurationError("the calls were others when they were read again: did the file change?")
+        self._open_bytes -= shard.size
+        shard.parts = [found[part.index] for part in shard.parts]
+        self._open_bytes += shard.size
 
     async def _refused(self, shard: Shard, job: str, ticket: int, error: SpanwireError) -> None:
         row = await self._runner.get(job)
         if row is None or row.state in TERMINAL:
-            self._window.acknowledged()
-            self._count(shard)
+            self._taken(shard)
             await self._failed(shard, row, error)
             return
         # The server took it not, and will take it later: the job is in the store, and waits.
@@ -365,9 +398,14 @@ class Drive:
         self._todo.appendleft(shard)
         now_s, dice = time.monotonic(), random.random()  # noqa: S311
         if isinstance(error, (ConnectionFailed, CallTimeout)):
-            if self._window.wait_s(now_s) is None and self._window.pause(now_s, dice=dice) > _PAUSES:
+            if self._window.wait_s(now_s) is None:
+                self._unreached += 1
+                self._window.pause(now_s, dice=dice)
+            if self._unreached > _PAUSES or not error.retryable:
                 raise error
             return
+        if not isinstance(error, (RateLimited, Overloaded)):
+            shard.tries += 1
         wait_s = error.retry_after_s if isinstance(error, ServerError) else None
         self._window.refused(ticket, now_s, retry_after_s=wait_s, dice=dice)
 
@@ -381,6 +419,12 @@ class Drive:
             self._window.pause(now_s, dice=random.random())  # noqa: S311
         shard.state = None
         self._todo.appendleft(shard)
+
+    def _taken(self, shard: Shard) -> None:
+        """The server has answered: with an acknowledgement, or that this job is none."""
+        self._window.acknowledged()
+        self._unreached = 0
+        self._count(shard)
 
     def _count(self, shard: Shard) -> None:
         if not shard.counted:
@@ -499,8 +543,8 @@ class Drive:
         feeder, running = self._feeder, dict(self._running)
         if feeder is not None and not feeder.done():
             feeder.cancel()
-        if self.group and self._window.submitting:
-            # Their acknowledgements are near, and save the jobs from being looked for later.
+        if self._window.submitting:
+            # Their acknowledgements are near: with them jobs need not be looked for later, or can be stopped at the provider.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     while self._window.submitting:

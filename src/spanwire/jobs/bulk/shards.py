@@ -46,6 +46,8 @@ BYTES = 256 * 1024
 BATCH_BYTES = 32 * 1024 * 1024
 #: What a submit has around the call: the callback's URL, ids, settings.
 _AROUND = 4096
+#: What is kept of a call that is read again if it is needed, in bytes.
+_KEPT = 80
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
 
@@ -109,10 +111,11 @@ def rules_of(
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """One call of a shard. ``inputs``: of embeddings, else 1. ``size``: bytes."""
+    """One call of a shard. ``inputs``: of embeddings, else 1. ``size``: bytes. ``call``: None of one that is read again if it is
+    needed."""
 
     index: int
-    call: Call
+    call: Call | None
     inputs: int
     size: int
 
@@ -124,6 +127,7 @@ class Shard(msgspec.Struct, eq=False):
         path, round: see :func:`~spanwire.jobs.bulk.manifest.job_id`.
         state: as it was found in the store: ``missing``, or None while nobody has looked.
         counted: its calls are in the count of those that were submitted.
+        tries: how often its submit was refused for now.
     """
 
     path: str
@@ -132,6 +136,7 @@ class Shard(msgspec.Struct, eq=False):
     round: int = 0
     state: State | Literal["missing"] | None = None
     counted: bool = False
+    tries: int = 0
 
     @property
     def size(self) -> int:
@@ -213,17 +218,24 @@ def _inputs_of(call: Call) -> tuple[str, list[Any]] | None:
 
 def call_of(shard: Shard) -> Call:
     """What is submitted for a shard."""
+    calls = {part.index: part.call for part in shard.parts if part.call is not None}
+    assert len(calls) == len(shard.parts)
     if shard.kind == "batch":
-        return Call.batch({str(part.index): part.call for part in shard.parts})
-    first = shard.parts[0].call
-    if len(shard.parts) == 1:
+        return Call.batch({str(index): call for index, call in calls.items()})
+    first = next(iter(calls.values()))
+    if len(calls) == 1:
         return first
     inputs: list[Any] = []
-    for part in shard.parts:
-        found = _inputs_of(part.call)
+    for call in calls.values():
+        found = _inputs_of(call)
         assert found is not None
         inputs += found[1]
     return Call("embeddings", first.model, {**first.body, "input": inputs})
+
+
+def without_calls(shard: Shard) -> list[Part]:
+    """Its parts, of which the calls are left out: where they can be read again, a large batch is not kept in memory."""
+    return [Part(part.index, None, part.inputs, _KEPT) for part in shard.parts]
 
 
 def halves(shard: Shard) -> list[Shard]:

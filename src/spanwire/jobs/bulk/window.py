@@ -100,9 +100,8 @@ class Window:
         if retry_after_s is not None:
             self._not_before_s = max(self._not_before_s, now_s + retry_after_s)
 
-    def pause(self, now_s: float, *, dice: float) -> int:
-        """Send nothing for a while, longer each time; returns how often in a row."""
+    def pause(self, now_s: float, *, dice: float) -> None:
+        """Send nothing for a while, longer each time."""
         wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(self._refusals, 16))
         self._refusals += 1
         self._not_before_s = max(self._not_before_s, now_s + wait_s * (0.75 + 0.5 * dice))
-        return self._refusals

@@ -70,8 +70,8 @@ def test_every_call_is_in_one_shard_in_its_place(
         count = sum(part.inputs for part in shard.parts)
         submitted = call_of(shard)
         if several:
-            assert len({part.call.model for part in shard.parts}) == 1
-            assert not any(part.call.headers for part in shard.parts)
+            assert len({calls[part.index].model for part in shard.parts}) == 1
+            assert not any(calls[part.index].headers for part in shard.parts)
             assert shard.size <= most_bytes
             assert (count <= 4 and len(shard.parts) <= min(inputs, 3)) if shard.kind == "batch" else count <= inputs
         if shard.kind == "merge" and several:
