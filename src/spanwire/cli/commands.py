@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from ..errors import SpanwireError
+from ..errors import ConfigurationError, SpanwireError
 from ..plugins import _disabled, _dist_name
 from .output import complain
 
@@ -23,7 +23,10 @@ GROUP = "spanwire.commands"
 
 
 class SpanwireGroup(TyperGroup):
-    """Our commands and the plugins'. An error of ours is one line and exit code 1, in whatever command it happens."""
+    """Our commands and the plugins'. An error of ours is one line, in whatever command it happens.
+
+    The exit code is 2 where what was typed, or is in the environment, has to change, and 1 where the thing itself failed.
+    """
 
     _found: dict[str, Any] | None = None
 
@@ -33,7 +36,8 @@ class SpanwireGroup(TyperGroup):
             return super().invoke(ctx)
         except SpanwireError as error:
             complain(error)
-            raise typer.Exit(1) from error
+            # By its very type: a broken plugin, and files without calls, are no mistake of whoever typed the command.
+            raise typer.Exit(2 if type(error) is ConfigurationError else 1) from error
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Ours in their order, then the plugins'."""
