@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from spanwire.plugins import _EXTRAS
+
 ROOT = Path(__file__).parent.parent
 MEMBERS = sorted(
     path.parent for pattern in ("plugins", "integrations") for path in ROOT.glob(f"{pattern}/*/pyproject.toml")
@@ -57,6 +59,19 @@ def test_member_can_be_reached_by_the_name_spanwire(folder: Path) -> None:
     major, minor, *_ = VERSION.split(".")
     wanted = [re.sub(r"\[.*\]", "", line) for line in wanted]  # with extras of its own, or none
     assert f"{name}>={major}.{minor},<{major}.{int(minor) + 1}" in wanted
+
+
+def test_a_transport_that_is_not_installed_is_named_by_its_extra() -> None:
+    """Core's table of hints is what the plugins' own entry points and the extras come to."""
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    found = {}
+    for folder in MEMBERS:
+        data = project(folder)["project"]
+        brought = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+        for entry in data.get("entry-points", {}).get("spanwire.transports", {}):
+            if brought:  # the built-in one comes with core
+                (found[entry],) = brought
+    assert found == _EXTRAS
 
 
 def test_extra_all_is_all() -> None:
