@@ -40,6 +40,9 @@ test-third-party: sync ## plugins of third parties, from wheels in environments 
 test-install: sync ## each extra in fresh environments of pip and uv, upgrades, other Pythons, weights (needs the network)
 	$(VENV)/bin/python -m pytest -m install -n $(JOBS) --dist loadfile tests/install $(ARGS)
 
+test-recipes: sync ## the files of docs/recipes.md, inside FastAPI, Flask, Celery and others (installs them; needs the network)
+	$(VENV)/bin/python -m pytest -m recipes tests/recipes $(ARGS)
+
 fuzz: ## look for inputs that break parsers, codecs and connections (ARGS="sse -max_total_time=600")
 	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz
 	.tools/fuzz/bin/python -m fuzz.run $(ARGS)

@@ -87,12 +87,8 @@ def release(folder: Path, version: str, *, contract: int | None = None) -> Path:
             assert count == 1
             file.write_text(text, "utf-8")
         for file in source.glob("plugins/*/src/*/__init__.py"):
-            text, count = re.subn(
-                r"TransportSpec\((.*?)(contract=\d+)?,?(\s*\))",
-                rf"TransportSpec(\1, contract={contract}\3",
-                file.read_text("utf-8"),
-                flags=re.DOTALL,
-            )
+            text = re.sub(r"\bcontract=\d+,", "", file.read_text("utf-8"))
+            text, count = re.subn(r"\bTransportSpec\(", f"TransportSpec(contract={contract}, ", text)
             assert count == 1, file
             file.write_text(text, "utf-8")
     return build(source, folder / "wheels")
