@@ -62,7 +62,7 @@ def test_help_says_what_it_does_and_each_option(spanwire: Spanwire, path: tuple[
 
 @each
 def test_its_line_in_the_list_is_whole(spanwire: Spanwire, path: tuple[str, ...], command: Any) -> None:
-    if path[0] in {"jobs", "doctor"}:  # of plugins, which bring their own words
+    if path[0] == "jobs":  # its list has room for shorter names
         return
     assert "..." not in command.get_short_help_str(80 - 2 - 2 - len("new-transport"))
 
@@ -116,6 +116,15 @@ def test_what_failed_is_1(spanwire: Spanwire) -> None:
     found = spanwire("probe", "http://127.0.0.1:1/v1", "-m", "m", "-n", "1")
     assert (found.exit_code, found.stdout) == (1, "")
     assert found.stderr.count("\n") == 1
+
+
+def test_ctrl_c_is_130(spanwire: Spanwire, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spanwire.cli.demo.run_demo", interrupted)
+    found = spanwire("demo")
+    assert (found.exit_code, found.stdout, found.stderr) == (130, "", "")
 
 
 # --- where the output goes --------------------------------------------------------------------------------------------
