@@ -101,3 +101,11 @@ def test_changelog_knows_this_version() -> None:
     ]
     assert headings
     assert headings[0] == "## [Unreleased]" or headings[0].startswith(f"## [{VERSION}]")
+
+
+def test_the_workflow_runs_on_each_system_and_python() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert "os: [ubuntu-latest, macos-latest, windows-latest]" in text
+    floor = int(project(ROOT)["project"]["requires-python"].removeprefix(">=3."))
+    (versions,) = re.findall(r"^ +python: \[(.*)\]$", text, re.MULTILINE)
+    assert versions == ", ".join(f'"3.{minor}"' for minor in range(floor, 15))
