@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spanwire.cli.commands import _EXTRAS as _COMMANDS
 from spanwire.plugins import _EXTRAS
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +73,16 @@ def test_a_transport_that_is_not_installed_is_named_by_its_extra() -> None:
             if brought:  # the built-in one comes with core
                 (found[entry],) = brought
     assert found == _EXTRAS
+
+
+def test_a_command_that_is_not_installed_is_named_by_its_extra() -> None:
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    found = {}
+    for folder in MEMBERS:
+        data = project(folder)["project"]
+        for entry in data.get("entry-points", {}).get("spanwire.commands", {}):
+            (found[entry],) = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+    assert found == _COMMANDS
 
 
 def test_extra_all_is_all() -> None:

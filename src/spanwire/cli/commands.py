@@ -20,6 +20,8 @@ from .output import complain
 __all__ = ["SpanwireGroup"]
 
 GROUP = "spanwire.commands"
+#: Which extra brings a command of ours: for the message that it is not installed. A test holds it against the entry points.
+_EXTRAS = {"doctor": "instrument", "jobs": "webhook", "receive": "webhook"}
 
 
 class SpanwireGroup(TyperGroup):
@@ -47,6 +49,14 @@ class SpanwireGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Ours first: a plugin cannot replace it. None if there is none, or it is broken."""
         return super().get_command(ctx, cmd_name) or self._plugin(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed; one that is not installed is named with its extra."""
+        name = args[0] if args else ""
+        extra = _EXTRAS.get(name)
+        if extra is not None and name not in self._plugins():
+            ctx.fail(f"'{name}' is not installed: pip install 'spanwire[{extra}]'")
+        return super().resolve_command(ctx, args)
 
     def _plugins(self) -> dict[str, Any]:
         """Entry points, and commands once they are loaded; None for a broken one, which was complained about."""

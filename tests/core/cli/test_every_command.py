@@ -118,6 +118,14 @@ def test_what_failed_is_1(spanwire: Spanwire) -> None:
     assert found.stderr.count("\n") == 1
 
 
+def test_a_command_of_an_extra_that_is_missing_names_it(spanwire: Spanwire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPANWIRE_DISABLE_PLUGINS", "doctor")
+    monkeypatch.setattr(get_command(app), "_found", None)
+    found = spanwire("doctor", "--", "python", "x.py")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "'doctor' is not installed: pip install 'spanwire[instrument]'" in " ".join(found.stderr.split())
+
+
 def test_ctrl_c_is_130(spanwire: Spanwire, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**_: object) -> int:
         raise KeyboardInterrupt
