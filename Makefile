@@ -38,7 +38,12 @@ test-third-party: sync ## plugins of third parties, from wheels in environments 
 	$(VENV)/bin/python -m pytest -m third_party tests/third_party $(ARGS)
 
 test-install: sync ## each extra in fresh environments of pip and uv, upgrades, other Pythons, weights (needs the network)
-	$(VENV)/bin/python -m pytest -m install -n $(JOBS) --dist loadfile tests/install $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	$(VENV)/bin/python -m pytest -m install -n $(JOBS) --dist worksteal --ignore=tests/install/test_wheels.py tests/install
+	$(VENV)/bin/python -m pytest -m install tests/install/test_wheels.py
+else
+	$(VENV)/bin/python -m pytest -m install tests/install $(ARGS)
+endif
 
 test-recipes: sync ## the files of docs/recipes.md, inside FastAPI, Flask, Celery and others (installs them; needs the network)
 	$(VENV)/bin/python -m pytest -m recipes tests/recipes $(ARGS)

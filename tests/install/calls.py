@@ -75,12 +75,10 @@ def otel() -> str:
 
 
 def testing() -> str:
-    import pytest
-
     import spanwire.testing.conformance
 
     with LoopbackServer(tls=True) as server, spanwire.SyncConnectionManager() as manager:
-        return f"pytest {pytest.__version__.split('.')[0]}, " + manager.complete(server.endpoint(proxy=None), CALL).text
+        return manager.complete(server.endpoint(proxy=None), CALL).text
 
 
 def http2() -> str:
