@@ -9,7 +9,7 @@ JOBS ?= 2
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-peers test-third-party truth soak fuzz lint check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock grpc-stubs vendor-uplot traces sync sync-bench sync-demo clean
+.PHONY: help demo demo-real test test-long test-peers test-third-party test-install test-recipes truth soak fuzz lint audit check bench bench-all bench-compare bench-reference bench-chart bench-tracing docs wheels lock grpc-stubs vendor-uplot traces sync sync-bench sync-demo clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)$$/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-23s%s\n", $$1, $$2}'
@@ -43,6 +43,17 @@ test-peers: sync ## tests against servers that other people wrote (installs them
 test-third-party: sync ## plugins of third parties, from wheels in environments of their own (needs the network)
 	$(VENV)/bin/python -m pytest -m third_party tests/third_party $(ARGS)
 
+test-install: sync ## each extra in fresh environments of pip and uv, upgrades, other Pythons, weights (needs the network)
+ifeq ($(strip $(ARGS)),)
+	$(VENV)/bin/python -m pytest -m install -n $(JOBS) --dist worksteal --ignore=tests/install/test_wheels.py tests/install
+	$(VENV)/bin/python -m pytest -m install tests/install/test_wheels.py
+else
+	$(VENV)/bin/python -m pytest -m install tests/install $(ARGS)
+endif
+
+test-recipes: sync ## the files of docs/recipes.md, inside FastAPI, Flask, Celery and others (installs them; needs the network)
+	$(VENV)/bin/python -m pytest -m recipes tests/recipes $(ARGS)
+
 fuzz: ## look for inputs that break parsers, codecs and connections (ARGS="sse -max_total_time=600")
 	@UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --quiet --locked --only-group fuzz
 	.tools/fuzz/bin/python -m fuzz.run $(ARGS)
@@ -60,7 +71,10 @@ lint: sync ## style, formatting, types, import rules, lock file
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(UV) lock --check
 
-check: lint test ## everything that a change must pass
+audit: sync ## known vulnerabilities in what the lock file names (SPANWIRE_AUDIT=require: an error if nobody can be asked)
+	$(VENV)/bin/python scripts/audit.py
+
+check: lint audit test ## everything that a change must pass
 
 bench: sync-bench ## what a token and a call cost, beside other clients (ARGS="burst --clients raw,openai,spanwire" JSON=file)
 	.tools/bench/bin/python benchmarks/run.py $(if $(JSON),--json $(JSON)) $(ARGS)

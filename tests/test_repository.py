@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from spanwire.cli.commands import _EXTRAS as _COMMANDS
+from spanwire.plugins import _EXTRAS
+
 ROOT = Path(__file__).parent.parent
 MEMBERS = sorted(
     path.parent for pattern in ("plugins", "integrations") for path in ROOT.glob(f"{pattern}/*/pyproject.toml")
@@ -59,6 +62,29 @@ def test_member_can_be_reached_by_the_name_spanwire(folder: Path) -> None:
     assert f"{name}>={major}.{minor},<{major}.{int(minor) + 1}" in wanted
 
 
+def test_a_transport_that_is_not_installed_is_named_by_its_extra() -> None:
+    """Core's table of hints is what the plugins' own entry points and the extras come to."""
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    found = {}
+    for folder in MEMBERS:
+        data = project(folder)["project"]
+        brought = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+        for entry in data.get("entry-points", {}).get("spanwire.transports", {}):
+            if brought:  # the built-in one comes with core
+                (found[entry],) = brought
+    assert found == _EXTRAS
+
+
+def test_a_command_that_is_not_installed_is_named_by_its_extra() -> None:
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    found = {}
+    for folder in MEMBERS:
+        data = project(folder)["project"]
+        for entry in data.get("entry-points", {}).get("spanwire.commands", {}):
+            (found[entry],) = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+    assert found == _COMMANDS
+
+
 def test_extra_all_is_all() -> None:
     extras = dict(project(ROOT)["project"]["optional-dependencies"])
     assert extras.pop("all") == [f"spanwire[{','.join(extras)}]"]
@@ -86,3 +112,11 @@ def test_changelog_knows_this_version() -> None:
     ]
     assert headings
     assert headings[0] == "## [Unreleased]" or headings[0].startswith(f"## [{VERSION}]")
+
+
+def test_the_workflow_runs_on_each_system_and_python() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert "os: [ubuntu-latest, macos-latest, windows-latest]" in text
+    floor = int(project(ROOT)["project"]["requires-python"].removeprefix(">=3."))
+    (versions,) = re.findall(r"^ +python: \[(.*)\]$", text, re.MULTILINE)
+    assert versions == ", ".join(f'"3.{minor}"' for minor in range(floor, 15))

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 import msgspec
@@ -241,6 +241,9 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
             not read it.
         options: what only one transport or dialect understands; unknown names are refused.
 
+    Endpoints can be pickled, and a pickle has the key in it. Copies, deep ones too, share a function that gives the key, and
+    a client in ``options``.
+
     Raises:
         ConfigurationError: says which field, what is wrong with it, and what to do.
     """
@@ -326,6 +329,18 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         client = self.options.get("http_client")
         return (self.origin, self.tls, self.proxy, self.uds, None if client is None else id(client))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return msgspec.structs.replace(
+            self, headers=dict(self.headers), query=dict(self.query), options=dict(self.options)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if callable(self.api_key):
+            _check_pickle(self.api_key, "Endpoint.api_key", "define the function at the top of a module")
+        for name, value in self.options.items():
+            _check_pickle(value, f"Endpoint.options[{name!r}]", "leave it out, and make it in the process that uses it")
+        return _unpickle, (type(self), msgspec.structs.asdict(self))
+
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """What rich shows instead of every field, which is what msgspec would give it."""
         return [("url", f"{self.origin.scheme}://{self.address}{self.path}"), ("api_key", self.api_key and "<set>")]
@@ -336,6 +351,19 @@ class Endpoint(msgspec.Struct, frozen=True, dict=True):
         headers = f", headers=<{', '.join(sorted(self.headers))}>" if self.headers else ""
         query = f", query=<{', '.join(sorted(self.query))}>" if self.query else ""
         return f"Endpoint({f'{scheme}://{self.address}{self.path}'!r}{key}{headers}{query})"
+
+
+def _unpickle(kind: type[Endpoint], fields: dict[str, Any]) -> Endpoint:
+    return kind(**fields)
+
+
+def _check_pickle(value: object, what: str, then: str) -> None:
+    import pickle  # only who pickles needs it
+
+    try:
+        pickle.dumps(value)
+    except Exception as error:  # PicklingError, AttributeError, TypeError: by what it is, and by the version of Python
+        raise ConfigurationError(f"{what} cannot be pickled, it is a {type(value).__name__}: {then}") from error
 
 
 def _parse(url: str) -> tuple[str, dict[str, str], Origin, str]:

@@ -36,6 +36,16 @@ _log = logging.getLogger("spanwire.plugins")
 #: What a hook that is called on the event loop may take before somebody is told, in ns. As asyncio's debug mode has it
 #: (``loop.slow_callback_duration``).
 _SLOW_NS = 100_000_000
+#: Which extra brings a scheme or transport of ours: for the message that it is not installed, and for nothing else. A test
+#: holds it against the plugins' entry points.
+_EXTRAS = {
+    "grpc": "grpc",
+    "grpcs": "grpc",
+    "webhook": "webhook",
+    "websocket": "websocket",
+    "ws": "websocket",
+    "wss": "websocket",
+}
 _TRANSPORTS, _PLUGINS = "spanwire.transports", "spanwire.plugins"
 
 
@@ -293,8 +303,11 @@ class Registry:
     def _unknown(self, wanted: str, endpoint: Endpoint) -> ConfigurationError:
         kind = "transport" if endpoint.transport is not None else "URL scheme"
         names = sorted({entry.name for entry in transport_entry_points()} | set(self._by_name) | set(self._by_scheme))
+        extra = _EXTRAS.get(wanted)
         close = _close_to(wanted, names)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
+        if extra is not None and wanted not in names:
+            hint = f": pip install 'spanwire[{extra}]'"
         return ConfigurationError(
             f"no installed transport serves the {kind} {wanted!r}{hint}; installed: {', '.join(names) or 'none'}",
             endpoint=endpoint.address,

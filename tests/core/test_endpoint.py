@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,51 @@ def test_rich_shows_no_value_either() -> None:
     """Rich, and with it typer's tracebacks, asks ``__rich_repr__`` before ``repr``; msgspec gives every struct one."""
     pretty = pytest.importorskip("rich.pretty")
     assert "hunter2" not in pretty.pretty_repr(secret_endpoint())
+
+
+def token() -> str:
+    return "k"
+
+
+def test_a_pickled_endpoint_asks_the_same_function_for_its_key() -> None:
+    assert pickle.loads(pickle.dumps(Endpoint(URL, api_key=token))).api_key is token
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"api_key": lambda: "hunter2"},
+            r"Endpoint\.api_key cannot be pickled, it is a function: define the function at",
+        ),
+        ({"options": {"http_client": open}}, None),
+        (
+            {"options": {"http_client": threading.Lock()}},
+            r"Endpoint\.options\['http_client'\] cannot be pickled, it is a",
+        ),
+    ],
+)
+def test_what_cannot_be_pickled_is_named(fields: dict[str, Any], words: str | None) -> None:
+    endpoint = Endpoint(URL, **fields)
+    if words is None:
+        assert pickle.loads(pickle.dumps(endpoint)) == endpoint
+    else:
+        with pytest.raises(ConfigurationError, match=words) as caught:
+            pickle.dumps(endpoint)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_deep_copies_share_what_is_not_theirs() -> None:
+    """A client is somebody's connections, a function that gives a key may hold a lock."""
+    client, key = object(), lambda: "k"
+    endpoint = Endpoint(URL, api_key=key, headers={"x": "y"}, options={"http_client": client})
+    twin = copy.deepcopy(endpoint)
+    assert twin == endpoint
+    assert twin.options["http_client"] is client
+    assert twin.api_key is key
+    assert twin.connection_key() == endpoint.connection_key()
+    assert twin.options is not endpoint.options
+    assert twin.headers is not endpoint.headers
 
 
 @pytest.mark.parametrize("copier", [lambda it: pickle.loads(pickle.dumps(it)), copy.copy, copy.deepcopy])

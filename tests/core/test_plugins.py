@@ -151,6 +151,18 @@ def test_a_dialect_that_is_taken_is_a_conflict() -> None:
         Registry([first, second])
 
 
+def test_a_plugin_that_says_no_contract_was_written_for_the_first(
+    installed: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later core must not take it for one of its own time."""
+    monkeypatch.setattr("spanwire.plugins.CONTRACT", 2)
+    installed["spanwire.transports"] = [FakeEntry("old", "old_wire", "spanwire-old", plugin(spec("old")))]
+    with pytest.raises(
+        errors.PluginError, match="contract 1 of spanwire's transports, this is contract 2; run `pip install -U"
+    ):
+        Registry().spec_for(spanwire.Endpoint("old://h"))
+
+
 def test_a_plugin_of_another_contract_names_the_upgrade_command(installed: dict[str, list[Any]]) -> None:
     installed["spanwire.transports"] += [
         FakeEntry("old", "old_wire", "spanwire-old", plugin(spec("old", contract=0))),

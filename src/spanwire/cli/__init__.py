@@ -16,7 +16,8 @@ _INSTALL = "spanwire's command line needs typer and rich: pip install 'spanwire[
 def main() -> None:
     """Run the command line with ``sys.argv``; ends the process.
 
-    Exit codes: 0, 1 for an error, 2 for wrong usage or a missing extra, 130 after Ctrl-C.
+    Exit codes: 0; 1 for what failed; 2 for what the user has to change: usage, an address, a file, a missing extra;
+    130 after Ctrl-C. A reader that went away (``| head``) is 1, without a word.
     """
     try:
         import rich  # noqa: F401

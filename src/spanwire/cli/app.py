@@ -20,7 +20,7 @@ from ..calls import Call
 from ..endpoint import TLS, Endpoint, Retries, Timeouts
 from ..plugins import Registry
 from .commands import SpanwireGroup
-from .output import complain, plural, prepare_streams, print_json
+from .output import complain, plural, prepare_streams, print_json, unwritable
 from .probe import Plan, Probe
 from .stats import Outcome, Report
 from .tables import print_probe, print_transports
@@ -36,7 +36,7 @@ app = typer.Typer(
     cls=SpanwireGroup,
     name="spanwire",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,  # --install-completion, --show-completion
     pretty_exceptions_enable=False,  # they show local variables: keys among them
     rich_markup_mode=None,  # plain text in 80 columns, with examples that keep their lines
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
@@ -46,7 +46,10 @@ app = typer.Typer(
 def run() -> None:
     """What ``spanwire`` on a shell runs."""
     prepare_streams()
-    app(prog_name="spanwire")
+    try:
+        app(prog_name="spanwire")
+    except OSError as error:  # a full disk, a closed stdout: files that are read or written have errors of their own
+        sys.exit(unwritable(error))
 
 
 def _version(asked: bool) -> None:
@@ -76,7 +79,7 @@ def spanwire(
 # --- demo -------------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(short_help="A cold call, a warm call and a tool call: where time goes.")
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the timelines as JSON instead.")] = False,
 ) -> None:
@@ -101,7 +104,7 @@ def demo(
 # --- probe ------------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(short_help="Make the same call many times; where does the time go?")
 def probe(
     url: Annotated[str, typer.Argument(metavar="URL", help="The server's base URL, such as http://127.0.0.1:8000/v1")],
     model: Annotated[str, typer.Option("--model", "-m", help="The model's name, as the server knows it.")],
@@ -161,7 +164,8 @@ def probe(
     All calls send the same prompt: a server that caches prompts answers the later ones sooner, which is not the
     connection's doing. Proxies of the environment (HTTPS_PROXY, NO_PROXY) are used. Ctrl-C shows what there is.
 
-    Exit code: 0, 1 if no call went well, 2 for wrong usage, 130 after Ctrl-C.
+    Exit code: 0, 1 if no call went well, 2 for wrong usage or a bad address,
+    130 after Ctrl-C.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
     endpoint = Endpoint(
         url,
@@ -259,7 +263,7 @@ def _progress(plan: Plan) -> Iterator[Callable[[Outcome], None]]:
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(short_help="Make one HTML page of many calls.")
 def report(
     files: Annotated[
         list[str] | None,
@@ -307,7 +311,8 @@ def report(
 
     Lines that cannot be read are counted and left out. A report is written over an older one.
 
-    Exit code: 0, 1 if there is nothing to report, 2 for wrong usage.
+    Exit code: 0, 1 if there is nothing to report, 2 for wrong usage or files that
+    cannot be read or written.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
     from .report import Task, run_report  # only this command needs it
 
@@ -318,7 +323,7 @@ def report(
 # --- transports -------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(short_help="List the installed transports.")
 def transports(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
@@ -341,13 +346,15 @@ def transports(
 
 # --- new plugins ------------------------------------------------------------------------------------------------------
 
+_JSON = typer.Option("--json", help="Print what was made as JSON.")
 _OUTPUT = typer.Option("--output", "-o", metavar="DIR", help="Where the project's folder is made.")
 
 
-@app.command("new-transport")
+@app.command("new-transport", short_help="Begin a transport of your own: a project that works.")
 def new_transport(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The URL scheme, and the transport's name.")],
     output: Annotated[Path, _OUTPUT] = Path(),
+    as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Begin a transport of your own: a project that works and passes the conformance kit.
 
@@ -360,18 +367,19 @@ def new_transport(
       cd spanwire-my-wire
       pip install -e '.[test]' && pytest
 
-    Exit code: 0, 1 if the name is taken or the folder exists, 2 for wrong usage.
+    Exit code: 0, 2 for wrong usage, a name that is taken, a folder that exists.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
-    _new("transport", name, output)
+    _new("transport", name, output, as_json=as_json)
 
 
-@app.command("new-dialect")
+@app.command("new-dialect", short_help="Begin a dialect of your own: a server's message schema.")
 def new_dialect(
     name: Annotated[str, typer.Argument(metavar="NAME", help='As in Endpoint(dialect="NAME").')],
     transport: Annotated[
         str, typer.Option("--transport", metavar="TRANSPORT", help="The transport that it belongs to.")
     ] = "sse",
     output: Annotated[Path, _OUTPUT] = Path(),
+    as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Begin a dialect of your own: a server's message schema on a transport that is there.
 
@@ -384,17 +392,21 @@ def new_dialect(
       cd spanwire-my-server
       pip install -e '.[test]' && pytest
 
-    Exit code: 0, 1 if the name is taken or the folder exists, 2 for wrong usage.
+    Exit code: 0, 2 for wrong usage, a name that is taken, a folder that exists.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
-    _new("dialect", name, output, transport=transport)
+    _new("dialect", name, output, transport=transport, as_json=as_json)
 
 
-def _new(kind: Kind, name: str, output: Path, *, transport: str = "") -> None:
+def _new(kind: Kind, name: str, output: Path, *, transport: str = "", as_json: bool) -> None:
     from .generate import generate, project_of  # only these two commands need it
 
     project = project_of(kind, name, transport=transport)
     made = generate(project, output)
     where = output / project.distribution
+    if as_json:
+        files = [path.as_posix() for path in made]
+        print_json({"schema": 1, "folder": str(where), "distribution": project.distribution, "files": files})
+        return
     typer.echo(f"{where}: {plural(len(made), 'file')}")
     for path in made:
         typer.echo(f"  {path.as_posix()}")

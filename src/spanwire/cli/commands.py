@@ -13,17 +13,22 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from ..errors import SpanwireError
+from ..errors import ConfigurationError, SpanwireError
 from ..plugins import _disabled, _dist_name
 from .output import complain
 
 __all__ = ["SpanwireGroup"]
 
 GROUP = "spanwire.commands"
+#: Which extra brings a command of ours: for the message that it is not installed. A test holds it against the entry points.
+_EXTRAS = {"doctor": "instrument", "jobs": "webhook", "receive": "webhook"}
 
 
 class SpanwireGroup(TyperGroup):
-    """Our commands and the plugins'. An error of ours is one line and exit code 1, in whatever command it happens."""
+    """Our commands and the plugins'. An error of ours is one line, in whatever command it happens.
+
+    The exit code is 2 where what was typed, or is in the environment, has to change, and 1 where the thing itself failed.
+    """
 
     _found: dict[str, Any] | None = None
 
@@ -33,7 +38,8 @@ class SpanwireGroup(TyperGroup):
             return super().invoke(ctx)
         except SpanwireError as error:
             complain(error)
-            raise typer.Exit(1) from error
+            # By its very type: a broken plugin, and files without calls, are no mistake of whoever typed the command.
+            raise typer.Exit(2 if type(error) is ConfigurationError else 1) from error
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Ours in their order, then the plugins'."""
@@ -43,6 +49,14 @@ class SpanwireGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Ours first: a plugin cannot replace it. None if there is none, or it is broken."""
         return super().get_command(ctx, cmd_name) or self._plugin(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed; one that is not installed is named with its extra."""
+        name = args[0] if args else ""
+        extra = _EXTRAS.get(name)
+        if extra is not None and name not in self._plugins():
+            ctx.fail(f"'{name}' is not installed: pip install 'spanwire[{extra}]'")
+        return super().resolve_command(ctx, args)
 
     def _plugins(self) -> dict[str, Any]:
         """Entry points, and commands once they are loaded; None for a broken one, which was complained about."""

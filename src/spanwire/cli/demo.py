@@ -28,7 +28,7 @@ from ..manager import ConnectionManager
 from ..plugins import Registry
 from ..testing import LoopbackServer, Script, ScriptedTool
 from ..timeline import Timeline
-from .output import complain, milliseconds, plural, print_json
+from .output import Unwritable, complain, milliseconds, plural, print_json
 
 __all__ = ["run_demo"]
 
@@ -92,8 +92,8 @@ def run_demo(*, as_json: bool) -> int:
     for name in names:
         try:
             found[name] = asyncio.run(_one_transport(name, quiet=as_json))
-        except BrokenPipeError:
-            raise  # whoever reads us has seen enough
+        except Unwritable as error:
+            raise error.why from None  # also a reader that has seen enough
         except (SpanwireError, OSError) as error:
             complain(f"{name}: {error}")
     if not names:
@@ -106,7 +106,10 @@ def run_demo(*, as_json: bool) -> int:
 async def _one_transport(name: str, *, quiet: bool) -> dict[str, Any]:
     def say(text: object = "") -> None:
         if not quiet:
-            typer.echo(text)
+            try:
+                typer.echo(text)
+            except OSError as error:
+                raise Unwritable(error) from error
 
     steps = _steps()
     timelines: dict[str, Timeline] = {}

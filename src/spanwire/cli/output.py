@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,7 +15,17 @@ from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["complain", "milliseconds", "new_table", "plural", "prepare_streams", "print_json", "print_table"]
+__all__ = [
+    "Unwritable",
+    "complain",
+    "milliseconds",
+    "new_table",
+    "plural",
+    "prepare_streams",
+    "print_json",
+    "print_table",
+    "unwritable",
+]
 
 #: No table of ours is wider.
 _WIDEST = 500
@@ -23,11 +35,38 @@ _PLAIN = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 
 def prepare_streams() -> None:
-    """Have what an old encoding cannot show replaced, instead of a traceback in the middle of a waterfall."""
+    """Have what an old encoding cannot show replaced, instead of a traceback in the middle of a waterfall.
+
+    A stream that was closed (``>&-``) takes what is written, and drops it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - to the process's end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError, ValueError):
                 stream.reconfigure(errors="replace")
+
+
+class Unwritable(Exception):
+    """Stdout took no more, in the middle of what has errors of its own."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+def unwritable(error: OSError) -> int:
+    """Say that stdout does not take what we have to say, and let it rest. The exit code.
+
+    What lies in its buffer would be tried again when Python ends, and fail there with a traceback.
+    """
+    complain(f"the output cannot be written: {error.strerror or error}")
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+    return 1
 
 
 def complain(message: object) -> None:

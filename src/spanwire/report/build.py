@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ConfigurationError
 from .findings import Finding, count, duration, findings, percent
 from .page import render, what
-from .read import Found, between, read
+from .read import Found, NothingToReport, between, read
 from .summary import Summary, plain, summarize
 
 __all__ = ["Report", "build"]
@@ -85,14 +84,14 @@ def build(files: Sequence[str], *, since_unix_s: float | None = None, until_unix
         since_unix_s, until_unix_s: only calls that began in this window, in seconds since 1970.
 
     Raises:
-        ConfigurationError: a file cannot be read, or there is no call in them.
+        ConfigurationError: a file cannot be read. NothingToReport, which is one: there is no call in them.
     """
     found = read(files)
     before = len(found.calls)
     timeless = between(found, since_unix_s, until_unix_s)
     if not found.calls:
         unknown = f"; {timeless:,} have no time of day" if timeless else ""
-        raise ConfigurationError(
+        raise NothingToReport(
             f"nothing to report: none of {count(before, 'call')} began {_window(since_unix_s, until_unix_s)}{unknown}"
         )
     summary = summarize(found.calls)

@@ -19,12 +19,16 @@ from ..errors import ConfigurationError
 from .calls import Call, Log, Pieces, call_of
 from .otlp import ResourceSpans, Spans
 
-__all__ = ["BadLine", "Found", "between", "read"]
+__all__ = ["BadLine", "Found", "NothingToReport", "between", "read"]
 
 #: So many bad lines are named; all are counted.
 _NAMED = 20
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+
+
+class NothingToReport(ConfigurationError):
+    """The files can be read, and no call is in them."""
 
 
 class BadLine(msgspec.Struct, frozen=True):
@@ -92,7 +96,7 @@ def read(files: Sequence[str]) -> Found:
         reader.file(name)
     found = reader.finish()
     if not found.calls:
-        raise ConfigurationError(_nothing(found, reader.spans.seen))
+        raise NothingToReport(_nothing(found, reader.spans.seen))
     return found
 
 

@@ -63,7 +63,7 @@ def test_a_folder_that_exists_is_left_alone(spanwire: Spanwire, tmp_path: Path, 
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
     found = spanwire(f"new-{kind}", "my-wire", "--output", str(tmp_path))
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert f"{mine} exists" in found.stderr
     assert [file.name for file in mine.iterdir()] == ["notes.txt"]
 
@@ -71,7 +71,7 @@ def test_a_folder_that_exists_is_left_alone(spanwire: Spanwire, tmp_path: Path, 
 def test_a_place_that_cannot_be_written_is_told(spanwire: Spanwire, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = spanwire("new-transport", "my-wire", "--output", str(tmp_path / "file"))
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "cannot be made" in found.stderr
 
 
@@ -120,14 +120,14 @@ def test_a_name_that_another_plugin_has_is_refused(spanwire: Spanwire, plugin: P
         "@spanwire.hookimpl\ndef register_transports():\n    return [TransportSpec('acme', ('acme',), object)]\n",
     )
     code, _, err = spanwire.run("new-transport", "acme", "-o", str(tmp_path / "out"))
-    assert code == 1
+    assert code == 2
     assert "a transport, of acme-plugin" in err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_transport_without_a_template_for_dialects_is_told(spanwire: Spanwire, tmp_path: Path) -> None:
     found = spanwire("new-dialect", "my-wire", "--transport", "pigeon", "-o", str(tmp_path))
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "no template for dialects on 'pigeon', only on sse" in found.stderr
 
 

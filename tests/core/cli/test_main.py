@@ -95,7 +95,7 @@ def test_a_plugin_brings_commands_of_its_own(spanwire: Spanwire, plugin: Plugin)
     assert spanwire("errands", "show", "3").stdout == "job 3\n"
     assert "spanwire errands show" in spanwire("errands", "show", "--help").stdout
     failed = spanwire("errands", "fail")
-    assert (failed.exit_code, failed.stdout, failed.stderr) == (1, "", "spanwire: no such job\n")
+    assert (failed.exit_code, failed.stdout, failed.stderr) == (2, "", "spanwire: no such job\n")
 
 
 ALONE = """

@@ -157,7 +157,7 @@ def test_nothing_to_report(spanwire: Spanwire, name: str, content: str | None, m
     if content is not None:
         Path(name).write_text(content)
     found = spanwire("report", name)
-    assert (found.exit_code, found.stdout) == (1, "")
+    assert (found.exit_code, found.stdout) == (2 if content is None else 1, "")
     assert found.stderr.startswith(f"spanwire: {message}")
     assert found.stderr.count("\n") == 1
     assert not Path("report.html").exists()
@@ -175,14 +175,14 @@ def test_it_writes_over_reports_and_nothing_else(spanwire: Spanwire) -> None:
         assert spanwire("report", "calls.jsonl").exit_code == 0
     Path("notes.html").write_text("<p>mine")
     found = spanwire("report", "calls.jsonl", "-o", "notes.html")
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "is no report of spanwire" in found.stderr
     assert Path("notes.html").read_text() == "<p>mine"
     assert spanwire("report", "calls.jsonl", "-o", "notes.html", "--force").exit_code == 0
     assert GENERATOR in Path("notes.html").read_text()
     before = Path("calls.jsonl").read_bytes()
     found = spanwire("report", "calls.jsonl", "-o", "./calls.jsonl", "--force")
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "is among the files to read" in found.stderr
     assert Path("calls.jsonl").read_bytes() == before
 
@@ -190,12 +190,12 @@ def test_it_writes_over_reports_and_nothing_else(spanwire: Spanwire) -> None:
 def test_where_it_cannot_be_written(spanwire: Spanwire) -> None:
     found = spanwire("report", log(), "-o", "no/folder.html")
     assert (found.exit_code, found.stderr) == (
-        1,
+        2,
         "spanwire: no/folder.html cannot be written: No such file or directory\n",
     )
     Path("taken").mkdir()
     found = spanwire("report", "calls.jsonl", "-o", "taken")
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "cannot be written" in found.stderr
 
 

@@ -189,6 +189,21 @@ def test_a_model_with_its_own_manager_says_that_it_cannot_be_pickled() -> None:
         pickle.dumps(chat(manager=spanwire.ConnectionManager()))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda key: chat(api_key=key),
+        lambda key: ChatSpanwire(model="m", endpoint=spanwire.Endpoint(URL, api_key=key)),
+        lambda key: SpanwireEmbeddings(model="e", endpoint=URL, api_key=key),
+    ],
+)
+def test_a_key_s_function_that_cannot_be_pickled_is_named(model: Any) -> None:
+    made = model(lambda: "k")
+    with pytest.raises(ConfigurationError, match="api_key cannot be pickled, it is a function"):
+        pickle.dumps(made)
+    assert copy.deepcopy(made).endpoint_now().api_key is made.endpoint_now().api_key
+
+
 def test_copies_share_the_manager() -> None:
     manager = spanwire.ConnectionManager()
     model = chat(manager=manager)

@@ -64,11 +64,21 @@ def test_what_text_cannot_carry_is_refused(field: str) -> None:
         "{{ messages.__init__.__globals__ }}",
         "{{ self.__init__.__globals__ }}{{ lipsum.__globals__['os'].system('true') }}",
         "{% for n in range(10**9) %}x{% endfor %}",
+        "{% for n in range(99999) %}{% for m in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro again(n) %}{{ again(n) }}{{ again(n) }}{% endmacro %}{{ again(1) }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ ((9 ** 64) ** 64) ** 64 }}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{{ 10 ** 12 * ['x'] }}",
+        "{# " + "x" * 300_000 + " #}",
         "{% if %}",
         "{{ 1 // 0 }}",
     ],
 )
-def test_a_template_can_neither_change_nor_reach_anything_nor_show_a_prompt(template: str) -> None:
+def test_a_template_can_neither_change_nor_reach_anything_nor_show_a_prompt(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spanwire_grpc.template._RENDER_S", 0.05)
     secret = "a prompt that is nobody's business"
     with pytest.raises(ConfigurationError) as caught:
         prompt, _ = rendered(template, {"role": "user", "content": secret})
@@ -76,6 +86,13 @@ def test_a_template_can_neither_change_nor_reach_anything_nor_show_a_prompt(temp
         raise ConfigurationError("nothing came of it")
     assert secret not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_template_that_goes_on_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spanwire_grpc.template._RENDER_S", 0.0)
+    with pytest.raises(ConfigurationError, match="cannot be rendered: TimeoutError"):
+        rendered("{% for n in [1] %}{% endfor %}")
+    assert rendered("{{ 3 * 'ab' }} {{ 7 % 4 }} {{ 2 ** 3 }}")[0] == "ababab 3 8"
 
 
 def test_a_picture_is_no_text() -> None:

@@ -90,7 +90,7 @@ def test_list_and_show(store: SQLiteStore) -> None:
         (("generic:p2",), "has no job"),
     ):
         failed = run("jobs", "show", *arguments, "--store", url_of(store))
-        assert failed.exit_code == 1
+        assert failed.exit_code == 2
         assert message in failed.output
 
 
@@ -107,7 +107,7 @@ def test_reverify_with_a_secret_that_is_right_now(store: SQLiteStore) -> None:
     assert (right.exit_code, right.output) == (0, "1 of 1 are right now\n")
     assert store.unapplied(job=job)[0][1].body == body
     bad = run("jobs", "reverify", "--store", url_of(store), SPANWIRE_WEBHOOK_SECRETS_GENERIC="whsec_AAAA")
-    assert bad.exit_code == 1
+    assert bad.exit_code == 2
     assert "AAAA" not in bad.output
 
 
@@ -121,14 +121,14 @@ def test_check(store: SQLiteStore) -> None:
         assert wrong.exit_code == 1
         assert "another instance key" in wrong.output
     none = run("jobs", "check", "--store", url_of(store))
-    assert none.exit_code == 1
+    assert none.exit_code == 2
     assert "--public-url" in none.output
 
 
 def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path) -> None:
     path = tmp_path / "spanwire" / "jobs.db"
     missing = run("jobs", "list", XDG_STATE_HOME=str(tmp_path), SPANWIRE_STORE="")
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2
     assert str(path) in missing.output
     assert not path.exists()  # a name that was mistyped makes none
     open_store(f"sqlite:///{path}").close()
@@ -138,7 +138,7 @@ def test_without_a_store_it_is_the_one_of_programs_that_name_none(tmp_path: Path
 
 def test_a_store_that_is_none_is_one_line() -> None:
     failed = run("jobs", "list", "--store", "mysql://x")
-    assert failed.exit_code == 1
+    assert failed.exit_code == 2
     assert "not known" in failed.output
 
 

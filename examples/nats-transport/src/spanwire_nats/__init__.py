@@ -18,4 +18,4 @@ __all__ = ["Incoming", "NATSTransport", "Responder", "register_transports"]
 @hookimpl
 def register_transports() -> list[TransportSpec]:
     """``nats``, for ``nats://``."""
-    return [TransportSpec(name="nats", schemes=("nats",), factory=NATSTransport, options=OPTIONS)]
+    return [TransportSpec(name="nats", schemes=("nats",), factory=NATSTransport, options=OPTIONS, contract=1)]

@@ -210,6 +210,7 @@ class Connected(BaseModel):
                 f"{type(self).__name__}(manager=...) cannot be pickled: connections don't cross processes; leave manager "
                 "out, and each process uses its own default one"
             )
+        self.endpoint_now().__reduce__()  # says what of it cannot be pickled: a key's function, a client
         state = dict(super().__getstate__())
         state["__pydantic_private__"] = {**(state.get("__pydantic_private__") or {}), "_made": None, "_facade": None}
         return state

@@ -47,6 +47,7 @@ def register_transports() -> list[TransportSpec]:
             factory=GRPCTransport,
             capabilities=frozenset({"session"}),
             options=OPTIONS,
+            contract=1,
         )
     ]
 

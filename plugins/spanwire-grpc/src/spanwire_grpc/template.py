@@ -1,7 +1,8 @@
 """Chat messages as one prompt, for servers that take text: by a chat template, in Jinja's sandbox.
 
 A template comes from the caller, or from the model's metadata, that is from the server: it gets the messages and nothing
-else, can change neither them nor anything, and calls nothing that is not in it.
+else, can change neither them nor anything, and calls nothing that is not in it. Its loops end after a second, and what it
+multiplies has a limit. That bounds time, and not every way to use memory: who trusts the server with neither gives a template.
 
 Rendered as Hugging Face's ``apply_chat_template`` does: same whitespace, same extra functions.
 Source: https://huggingface.co/docs/transformers/chat_templating_writing
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +29,15 @@ OPTIONS = frozenset({"chat_template", "chat_template_kwargs"})
 #: The header of the reply that says that the prompt was rendered here, and by whose template.
 SAYS = "x-spanwire-prompt"
 _PLAIN = "plain"
+#: Longest time to render, in seconds: it is the event loop's. Those of real models take milliseconds.
+_RENDER_S = 1.0
+#: Longest template, and longest text that an operator makes of a shorter one, in characters; largest power. The longest
+#: templates that models are published with have some 20,000.
+_TEMPLATE_CHARACTERS = 256 * 1024
+_CHARACTERS = 16 * 1024 * 1024
+_BASE, _EXPONENT = 2**64, 64
+#: What loops and macros call with each turn.
+_TICK = "spanwire_tick"
 #: What cannot be done with text in and text out.
 _NOT_TEXT = ("tools", "tool_choice", "functions", "function_call", "response_format")
 
@@ -72,23 +83,64 @@ def _render(source: str, messages: list[Any], variables: Mapping[str, Any], wher
         raise ConfigurationError(
             "a chat template needs jinja2: pip install 'spanwire[grpc]'", endpoint=where
         ) from error
+    if len(source) > _TEMPLATE_CHARACTERS:
+        raise ConfigurationError(
+            f"the chat template is longer than {_TEMPLATE_CHARACTERS:,} characters", endpoint=where
+        )
     try:
-        prompt: str = _compiled(source).render(messages=messages, add_generation_prompt=True, **variables)
+        names = {**variables, "messages": messages, "add_generation_prompt": True, _TICK: _until(_RENDER_S)}
+        prompt: str = _compiled(source).render(names)
         return prompt
-    except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError, AttributeError, RecursionError) as error:
+    except (
+        TemplateError, TypeError, ValueError, KeyError, ArithmeticError, AttributeError, RecursionError, MemoryError,
+        TimeoutError,
+    ) as error:  # fmt: skip
         # Not its words: a template may put a message into them.
         kind = type(error).__name__
         raise ConfigurationError(f"the chat template cannot be rendered: {kind}", endpoint=where) from None
 
 
+def _until(limit_s: float) -> Callable[[], str]:
+    """What stops a template that goes on for longer."""
+    end_s = time.perf_counter() + limit_s
+
+    def tick() -> str:
+        if time.perf_counter() > end_s:
+            raise TimeoutError
+        return ""
+
+    return tick
+
+
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> Any:
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    class Environment(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**"})
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            tree = super()._parse(source, name, filename)
+            for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+                tick = nodes.Output([nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)])
+                node.body.insert(0, tick)  # type: ignore[attr-defined]
+                tick.set_lineno(node.lineno)
+            tree.set_environment(self)
+            return tree
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
+            if operator == "**" and not (numbers and abs(left) <= _BASE and abs(right) <= _EXPONENT):
+                raise SecurityError("a power that is too large")
+            if operator == "*" and not numbers:
+                times, piece = (left, right) if isinstance(left, int) else (right, left)
+                if isinstance(times, int) and times * len(piece) > _CHARACTERS:
+                    raise SecurityError("a text that is too long")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

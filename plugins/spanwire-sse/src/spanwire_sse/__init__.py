@@ -36,6 +36,7 @@ def register_transports() -> list[TransportSpec]:
             schemes=("http", "https"),
             factory=SSETransport,
             options=frozenset({"http_client", "http_version"}),
+            contract=1,
         )
     ]
 

@@ -28,6 +28,7 @@ def register_transports() -> list[TransportSpec]:
             factory=WebSocketTransport,
             capabilities=frozenset({"session"}),
             options=NAMES,
+            contract=1,
         )
     ]
 

@@ -11,7 +11,11 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(name="doctor", context_settings={"allow_interspersed_args": False})
+@app.command(
+    name="doctor",
+    short_help="Run a program; say what to change about its calls.",
+    context_settings={"allow_interspersed_args": False},
+)
 def doctor(
     command: Annotated[
         list[str] | None,
