@@ -75,8 +75,9 @@ _LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
 _DUE_S, _SWEEP_S = 1.0, 3600.0
 #: A store that tells of writes is asked only so often, and looked at no more often than this, in seconds.
 _ASK_S, _PAUSE_S = 1.0, 0.02
-#: How long others leave alone what this runner takes on; and how often it looks for what others have dropped, in seconds.
-_TAKEN_S = 5.0
+#: How long others leave alone the due jobs that this runner takes on, and the deliveries, whose callers wait; and how often it
+#: looks for what others have dropped, in seconds.
+_TAKEN_S, _APPLYING_S = 5.0, 1.0
 #: A submitter that has not said for so long that it is at work is dead, in seconds.
 _LEASE_S = 20.0
 #: What a server does not take now, and whose submitter has not come back for so long, others submit, in seconds.
@@ -639,7 +640,7 @@ class JobRunner:
                     now = await self._blocking(self.store.changed)
                     if now != seen or time.monotonic() >= look_at:
                         seen, looked = now, True
-                        look_at = time.monotonic() + _TAKEN_S
+                        look_at = time.monotonic() + _APPLYING_S
                         self._another_round = True
                         await self._look()
                 if not looked and self._waiters:
@@ -676,7 +677,7 @@ class JobRunner:
         while self._stuck < 20_000:
             # What cannot be applied here is not to be kept from who can, nor is what comes after it to wait.
             stuck = self._stuck
-            limit, lease_s = _DELIVERIES + stuck, _TAKEN_S if not stuck else 0.0
+            limit, lease_s = _DELIVERIES + stuck, _APPLYING_S if not stuck else 0.0
             waiting = await self._blocking(partial(self.store.unapplied, limit=limit, lease_s=lease_s))
             applied = await self._apply(waiting)
             self._stuck = sum(one.learned is None for one in applied)

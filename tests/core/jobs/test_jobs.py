@@ -505,7 +505,7 @@ async def test_what_another_runner_took_and_dropped_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had leased a delivery, and died: nothing is written after that."""
-    monkeypatch.setattr(runner_module, "_TAKEN_S", 0.05)
+    monkeypatch.setattr(runner_module, "_APPLYING_S", 0.05)
     store = SQLiteStore(tmp_path / "jobs.db")
     store.add([JobRow(id="1", dialect="simple", state="submitted", provider_id="p", due_s=4e9)])
     done = Delivery(endpoint="simple", dedupe="m", job="1", attempt=1, body=said("done", "p", output="x"))
