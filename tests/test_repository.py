@@ -62,26 +62,29 @@ def test_member_can_be_reached_by_the_name_spanwire(folder: Path) -> None:
     assert f"{name}>={major}.{minor},<{major}.{int(minor) + 1}" in wanted
 
 
+def _extra_of(name: str) -> str | None:
+    """The extra that brings a distribution; the first, since those that follow add what one of its stores needs. None: core does."""
+    extras = dict(project(ROOT)["project"]["optional-dependencies"])
+    return next((extra for extra, lines in extras.items() if re.match(rf"{name}\b", lines[0])), None)
+
+
 def test_a_transport_that_is_not_installed_is_named_by_its_extra() -> None:
     """Core's table of hints is what the plugins' own entry points and the extras come to."""
-    extras = dict(project(ROOT)["project"]["optional-dependencies"])
     found = {}
     for folder in MEMBERS:
         data = project(folder)["project"]
-        brought = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
         for entry in data.get("entry-points", {}).get("spanwire.transports", {}):
-            if brought:  # the built-in one comes with core
-                (found[entry],) = brought
+            if extra := _extra_of(data["name"]):
+                found[entry] = extra
     assert found == _EXTRAS
 
 
 def test_a_command_that_is_not_installed_is_named_by_its_extra() -> None:
-    extras = dict(project(ROOT)["project"]["optional-dependencies"])
     found = {}
     for folder in MEMBERS:
         data = project(folder)["project"]
         for entry in data.get("entry-points", {}).get("spanwire.commands", {}):
-            (found[entry],) = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+            found[entry] = _extra_of(data["name"])
     assert found == _COMMANDS
 
 

@@ -20,7 +20,13 @@ from spanwire.cli.commands import SpanwireGroup
 from .conftest import MAIN, Spanwire
 
 #: What prints nothing that another program would read: servers, and what runs somebody's program.
-_WITHOUT_JSON = {"receive", "jobs reverify", "jobs check", "jobs show"}  # the last one prints nothing else
+_WITHOUT_JSON = {
+    "receive",
+    "jobs reverify",
+    "jobs check",
+    "jobs show",
+    "jobs export",
+}  # the last two print nothing else
 #: Processes take their time: one that draws a table, and one whose words are written by the library below.
 _COMPLETE = [("transports",), ("--version",)]
 
@@ -98,7 +104,7 @@ def test_what_prints_something_can_print_json(spanwire: Spanwire, path: tuple[st
         (("new-transport", "Bad Name!"), "is no name for a transport"),
         (("new-transport", "grpc"), "choose another one"),
         (("new-dialect", "openai", "-o", "."), "choose another one"),
-        (("jobs", "list", "--store", "redis://x"), "is not known"),
+        (("jobs", "list", "--store", "mysql://x"), "is not known"),
         (("jobs", "list", "--store", "sqlite:///nowhere/x.db"), "there is no store of jobs"),
         (("frobnicate",), "No such command"),
     ],

@@ -457,7 +457,7 @@ while True:
         (("--", sys.executable, "-Xdev", "-uI", "agent.py"), 2, "spanwire doctor: python -I leaves out PYTHONPATH"),
         (
             ("-o", "no/such/folder", "--", sys.executable, "agent.py"),
-            1,
+            2,
             "the report cannot be written to no/such/folder",
         ),
         (("--nonsense", "--", sys.executable, "agent.py"), 2, "No such option"),

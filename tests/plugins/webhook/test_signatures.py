@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import standardwebhooks.webhooks as library
 from hypothesis import given
 from hypothesis import strategies as st
 from spanwire_webhook.keys import KeySet
@@ -272,7 +273,6 @@ def test_openai_agrees_where_it_is_right(row: dict[str, Any], monkeypatch: pytes
 
 @pytest.mark.parametrize("row", comparable(STANDARD_IS_WRONG))
 def test_standardwebhooks_agrees_where_it_is_right(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    library = pytest.importorskip("standardwebhooks.webhooks")  # nobody has to have it
 
     class Then(dt.datetime):
         @classmethod
