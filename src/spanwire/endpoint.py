@@ -16,9 +16,20 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 import msgspec
 from msgspec.structs import force_setattr
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, ServerError, SpanwireError, visible
 
-__all__ = ["TLS", "ApiKey", "Endpoint", "Limits", "Origin", "Retries", "Timeouts", "check_headers", "without_secrets"]
+__all__ = [
+    "TLS",
+    "ApiKey",
+    "Endpoint",
+    "Limits",
+    "Origin",
+    "Retries",
+    "Timeouts",
+    "check_headers",
+    "hide_secrets",
+    "without_secrets",
+]
 
 #: A key, or something that gives one: called once for each attempt, may be async (tokens that expire).
 ApiKey = str | Callable[[], str | Awaitable[str]]
@@ -32,6 +43,8 @@ _BAD_VALUE = re.compile(r"[\r\n\0]")
 #: Headers and parameters of a query whose values are nobody's to see; a shorter value would be found in any text.
 _SECRET = re.compile(r"auth|key|token|secret|sig|pass|cookie|credential", re.IGNORECASE)
 _SECRET_CHARACTERS = 6
+#: Causes of an error that are looked at. Real ones have some three.
+_LONGEST_CHAIN = 16
 _BAD_URL = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -113,6 +126,41 @@ def without_secrets(text: str, endpoint: Endpoint, api_key: str | None, headers:
     for secret in sorted(filter(None, found), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
+
+
+def hide_secrets(error: SpanwireError, endpoint: Endpoint, api_key: str | None, headers: Mapping[str, str]) -> None:
+    """Take what is secret out of all that an error shows, also where a traceback shows it: wire libraries put a server's words
+    into their own errors. The rest of a chain of causes is left out from the first one on that has a secret in it.
+
+    Args:
+        headers: of the call.
+    """
+
+    def clean(text: str) -> str:
+        return without_secrets(text, endpoint, api_key, headers)
+
+    error.message = clean(error.message)
+    error.args = (error.message,)  # other people's reporters read these
+    if isinstance(error, ServerError):
+        if isinstance(error.code, str):
+            error.code = clean(error.code)
+        error.headers = {name: clean(str(value)) for name, value in error.headers.items()}
+    above: BaseException = error
+    for _ in range(_LONGEST_CHAIN):
+        below = above.__cause__ or above.__context__
+        if below is None:
+            return
+        try:
+            words = f"{below} {below!r}"
+        except Exception:  # noqa: BLE001 - somebody else's class; a traceback would fail the same way
+            break
+        if visible(clean(words)) != words:
+            break
+        above = below
+    else:
+        below = above
+    above.__cause__ = above.__context__ = None
+    above.add_note(f"Its cause is left out, a {type(below).__name__}: it repeats what is not to be shown.")
 
 
 def _shown(value: object) -> str:

@@ -41,6 +41,7 @@ Every error carries
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,14 +72,25 @@ __all__ = [
     "SpanwireError",
     "Truncated",
     "server_error",
+    "visible",
 ]
+
+#: What a terminal, or a reader, would obey instead of showing it: control characters (C0 without tab and line feed, DEL, C1),
+#: what turns the direction of text, and halves of characters, which no encoding takes. Source: ECMA-48; UAX #9, section 2.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Text of others as it may be shown on a terminal or in a log: what would be obeyed is written out, as in JSON."""
+    return text if text.isprintable() else _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class SpanwireError(Exception):
     """Base of everything that spanwire raises by itself.
 
     Args:
-        message: what happened, where, and what to do about it. Shown to people: no keys, headers or content.
+        message: what happened, where, and what to do about it. Shown to people: no keys, headers or content; control
+            characters in it, which may be a server's, are written out.
         endpoint: host and port the call went to.
         phase: see the module's docstring.
         retryable: the same call may succeed if it is sent again later.
@@ -92,6 +104,7 @@ class SpanwireError(Exception):
     def __init__(
         self, message: str, *, endpoint: str | None = None, phase: str | None = None, retryable: bool | None = None
     ) -> None:
+        message = visible(str(message))  # a plugin may give an exception
         super().__init__(message)
         self.message = message
         self.endpoint = endpoint

@@ -214,6 +214,12 @@ class ConnectionManager:
         self._lock = threading.Lock()
         _managers.add(self)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise ConfigurationError(
+            "a connection manager cannot be pickled or copied, connections belong to one process: send the endpoint, and make "
+            "a manager where it is used"
+        )
+
     def __repr__(self) -> str:
         pools = [pool for state in list(self._states.values()) for pool in list(state.pools.values())]
         runs = sum(len(state.runs) for state in list(self._states.values()))

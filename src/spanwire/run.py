@@ -22,7 +22,7 @@ import msgspec
 from .admission import Slots, Ticket
 from .calls import Call, Chunk, Embeddings, Reply, ReplyBuilder
 from .closing import end_at_last_activity, hear_timing, reach, with_rtt
-from .endpoint import Endpoint, Retries, Timeouts, without_secrets
+from .endpoint import Endpoint, Retries, Timeouts, hide_secrets
 from .errors import CallTimeout, ConfigurationError, ConnectionFailed, ServerError, SpanwireError
 from .pool import Lease, Member, Pool, Waiter
 from .retry import retry_wait_s
@@ -793,7 +793,7 @@ class Run:
             end_at_last_activity(record, attempt)
         self._error = error
         if isinstance(error, SpanwireError):
-            error.message = without_secrets(error.message, self.endpoint, self._api_key, self._headers)
+            hide_secrets(error, self.endpoint, self._api_key, self._headers)
         if self._call_span is not None:
             record.trace_id = self._call_span.span.get_span_context().trace_id
         record.usage = self._builder.usage or (self.head.usage if self.head is not None else None)

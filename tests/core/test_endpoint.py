@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwire.endpoint import TLS, Endpoint, Limits, Origin, Retries, Timeouts, check_headers, without_secrets
-from spanwire.errors import ConfigurationError
+from spanwire.endpoint import (
+    TLS,
+    Endpoint,
+    Limits,
+    Origin,
+    Retries,
+    Timeouts,
+    check_headers,
+    hide_secrets,
+    without_secrets,
+)
+from spanwire.errors import ConfigurationError, ConnectionFailed, server_error
 
 URL = "http://127.0.0.1:8000/v1"
 
@@ -457,3 +468,38 @@ def test_a_servers_words_are_shown_without_what_is_secret() -> None:
         "GET /v1?api_key=***&api-version=2025-01-01 *** *** (***) *** *** blue-team a"
     )
     assert without_secrets("a word", endpoint, None, {}) == "a word"
+
+
+class Mute(Exception):
+    """Of somebody else's."""
+
+    def __str__(self) -> str:
+        raise ValueError("sk-secret")
+
+
+@pytest.mark.parametrize("cause", [OSError("sk-secret"), KeyError("sk-secret"), OSError("\x1b[2J"), Mute()])
+def test_a_traceback_ends_before_a_cause_that_repeats_what_is_secret(cause: Exception) -> None:
+    endpoint = Endpoint("http://h/v1")
+    between, error = TimeoutError("too slow"), ConnectionFailed("broken: sk-secret", endpoint="h:80")
+    between.__context__, error.__cause__ = cause, between
+    hide_secrets(error, endpoint, "sk-secret", {})
+    shown = "".join(traceback.format_exception(error))
+    assert "sk-secret" not in shown + repr(error.args)
+    assert "\x1b" not in shown
+    assert "too slow" in shown
+    assert f"a {type(cause).__name__}" in shown
+
+
+def test_other_causes_stay() -> None:
+    error = ConnectionFailed("broken", endpoint="h:80")
+    error.__cause__ = cause = OSError("reset")
+    hide_secrets(error, Endpoint("http://h/v1"), "sk-secret", {})
+    assert error.__cause__ is cause
+    cause.__context__ = error  # a ring, as frames can make one
+    hide_secrets(error, Endpoint("http://h/v1"), "sk-secret", {})
+
+
+def test_a_servers_code_and_headers_are_shown_without_what_is_secret() -> None:
+    error = server_error("no", status=401, code="bad sk-secret", headers={"www-authenticate": "Bearer sk-secret"})
+    hide_secrets(error, Endpoint("http://h/v1"), "sk-secret", {})
+    assert (error.code, error.headers) == ("bad ***", {"www-authenticate": "Bearer ***"})

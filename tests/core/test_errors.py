@@ -34,6 +34,7 @@ from spanwire.errors import (
     SpanwireError,
     Truncated,
     server_error,
+    visible,
 )
 from spanwire.timeline import AttemptRecord, CallRecord, Timeline
 
@@ -245,3 +246,26 @@ def test_any_status_and_code_give_an_error_that_keeps_them(status: int | None, c
     assert str(error) == "words [h:1]"
     assert not (isinstance(error, AuthenticationFailed) and error.retryable)
     assert type(error) in SERVER
+
+
+# --- what others wrote -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_terminal_would_obey_is_written_out() -> None:
+    error = ProtocolError("\x1b]0;title\x07 \x9b31m \r\x7f \u202egnp.exe \ud800", endpoint="h:1")
+    assert str(error) == "\\u001b]0;title\\u0007 \\u009b31m \\u000d\\u007f \\u202egnp.exe \\ud800 [h:1]"
+    assert error.args == (error.message,)
+    assert str(error).encode()
+
+
+@given(st.text())
+def test_text_is_shown_as_it_is_but_for_what_is_obeyed(text: str) -> None:
+    shown = visible(text)
+    assert all(letter in "\n\t" or ord(letter) >= 0x20 for letter in shown)
+    assert shown.encode().decode() == shown
+    assert visible(shown) == shown
+    assert shown == text or len(shown) > len(text)
+
+
+def test_lines_of_a_servers_words_stay_lines() -> None:
+    assert visible("two\n\tlines, \xe9\u4e2d\U0001f600\xa0") == "two\n\tlines, \xe9\u4e2d\U0001f600\xa0"

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import spanwire
+from spanwire import errors
 from spanwire.testing import LoopbackServer, Request, Script
 from tests.support import hello, serving
 
@@ -815,6 +817,15 @@ def test_workers_of_multiprocessing(method: str, tmp_path: Path) -> None:
         )
         assert done.stderr == ""
         assert done.stdout == f"{[(True, False)] * 4}\nTrue\n"
+
+
+@pytest.mark.parametrize("kind", [spanwire.ConnectionManager, spanwire.SyncConnectionManager])
+@pytest.mark.parametrize("way", [pickle.dumps, copy.deepcopy])
+def test_a_manager_cannot_be_sent_to_another_process_and_says_what_to_send(
+    kind: Callable[[], object], way: Callable[[object], object]
+) -> None:
+    with pytest.raises(errors.ConfigurationError, match="send the endpoint"):
+        way(kind())
 
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "copy"])

@@ -83,7 +83,7 @@ def _load(entry: metadata.EntryPoint) -> Any:
         group = get_group(app)  # checks the commands' signatures; fails on what is no Typer
         alone = list(group.commands) == [entry.name] and app.registered_callback is None
         command = get_command(app) if alone else group
-    except Exception as error:  # noqa: BLE001 - whatever somebody else's module raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever somebody else's module raises
         complain(f"command {entry.name!r} of {_dist_name(entry)} is left out: {type(error).__name__}: {error}")
         return None
     command.name = entry.name

@@ -15,6 +15,8 @@ from rich.box import Box
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import visible
+
 __all__ = [
     "Unwritable",
     "complain",
@@ -71,7 +73,7 @@ def unwritable(error: OSError) -> int:
 
 def complain(message: object) -> None:
     """One line on stderr, with the program's name."""
-    typer.echo(f"spanwire: {' '.join(str(message).split())}", err=True)
+    typer.echo(f"spanwire: {visible(' '.join(str(message).split()))}", err=True)
 
 
 def print_json(data: Any) -> None:

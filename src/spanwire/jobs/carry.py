@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ..calls import Call
-from ..endpoint import Endpoint, Retries
+from ..endpoint import Endpoint, Retries, without_secrets
 from ..errors import CallTimeout, ConnectionFailed, NoSlot, ServerError, SpanwireError
 from ..pool import Member
 from ..run import Prepared, Run
 from ..telemetry import CallSpan
 from ..timeline import AttemptRecord, CallRecord, Timeline
-from .contract import HTTPAnswer, HTTPRequest
+from .contract import HTTPAnswer, HTTPRequest, Seen
 from .settings import Ask
 
 if TYPE_CHECKING:
@@ -85,6 +85,16 @@ class JobRun(Run):
         """Of its last attempt."""
         return self._attempt
 
+    def without_secrets(self, learned: _T) -> _T:
+        """What was learned, as it may be stored: of a failed job the server's words without the key."""
+        if not isinstance(learned, Seen) or (learned.message is None and learned.code is None):
+            return learned
+        code, message = (
+            None if words is None else without_secrets(words, self.endpoint, self._api_key, self._headers)
+            for words in (learned.code, learned.message)
+        )
+        return msgspec.structs.replace(learned, code=code, message=message)
+
     def _trace(self, member: Member | None = None) -> None:
         if self._traced:
             return
@@ -153,7 +163,7 @@ async def carry(
     if exchange is None:  # pragma: no cover - a run that has ended well has one
         raise ConnectionFailed("the exchange was left", endpoint=endpoint.address, retryable=False)
     learned: _T = exchange.learned  # type: ignore[attr-defined]
-    return learned, run
+    return run.without_secrets(learned), run
 
 
 def _elsewhere(

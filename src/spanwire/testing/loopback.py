@@ -391,7 +391,7 @@ def load_part(name: str) -> LoopbackPart:
         )
     try:
         part = point.load()
-    except Exception as error:  # whatever a foreign module raises when it is imported
+    except (Exception, SystemExit) as error:  # whatever a foreign module raises when it is imported
         raise PluginError(f"the loopback server {_origin(point)} cannot be loaded: {error}") from error
     if not isinstance(part, LoopbackPart):
         raise PluginError(

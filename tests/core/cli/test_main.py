@@ -124,6 +124,7 @@ def test_a_single_command_of_the_entry_s_name_is_the_command_itself(spanwire: Sp
     [
         ("import acme_is_not_there", "ModuleNotFoundError: No module named 'acme_is_not_there'"),
         ("raise RuntimeError('on purpose')", "RuntimeError: on purpose"),
+        ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
         ("app = 3", "AttributeError"),
         ("import typer\napp = typer.Typer()\n@app.command()\ndef f(x: int | str) -> None: ...", "Union"),
     ],

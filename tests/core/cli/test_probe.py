@@ -246,6 +246,12 @@ def test_what_cannot_help_is_not_repeated(spanwire: Spanwire, server: LoopbackSe
     assert len(server.requests) == 1
 
 
+def test_a_server_gives_the_terminal_no_orders(spanwire: Spanwire, server: LoopbackServer) -> None:
+    server.script(Script(status=400, body=json.dumps({"error": {"message": "\x1b]0;all right\x07\x9b2J"}}).encode()))
+    line = failure(spanwire("probe", server.url, "-m", "m", "-n", "1"))
+    assert "BadRequest: \\u001b]0;all right\\u0007\\u009b2J" in line
+
+
 def test_a_base_url_without_its_end(spanwire: Spanwire, server: LoopbackServer) -> None:
     server.script(Script(status=404))
     line = failure(spanwire("probe", f"{server.origin}/?key=secret", "-m", "m", "-n", "1"))

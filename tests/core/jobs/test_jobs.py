@@ -606,6 +606,18 @@ async def test_no_key_is_in_the_store(tmp_path: Path) -> None:
     assert not any(b"sk-" in data for data in _files(tmp_path))
 
 
+async def test_a_key_that_the_server_repeats_is_neither_in_the_store_nor_shown(tmp_path: Path) -> None:
+    async with serving() as server, manager_of() as manager:
+        server.default = Doing(
+            webhooks=[], status={"status": "failed", "code": "bad sk-secret", "error": "sk-secret is no key"}
+        )
+        job = await manager.submit(endpoint_of(server, tmp_path, receiver=None), CALL)
+        with pytest.raises(ServerError, match=r"^\*\*\* is no key") as caught:
+            await job
+        assert caught.value.code == "bad ***"
+    assert not any(b"sk-" in data for data in _files(tmp_path))
+
+
 # --- synchronous code -----------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,12 @@ def found(**fields: object) -> Finding:
     )
 
 
+def test_names_give_the_terminal_no_orders() -> None:
+    shown = text(found(title="\x1b]0;all right\x07", evidence=["of \x9b2Jgpt."]))
+    assert "\\u001b]0;all right" in shown
+    assert "of \\u009b2Jgpt." in shown
+
+
 def test_a_long_line_of_code_is_broken_as_formatters_do() -> None:
     shown = text(found(change="Do it.", now="client = openai.AsyncOpenAI()", instead=LONG))
     assert shown.partition("   Do it.\n")[2].partition("\n\n")[0] == (

@@ -88,11 +88,74 @@ def test_a_template_can_neither_change_nor_reach_anything_nor_show_a_prompt(
     assert caught.value.__cause__ is None
 
 
-def test_a_template_that_goes_on_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spanwire_grpc.template._RENDER_S", 0.0)
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for n in [1] %}{% endfor %}",
+        "{{ messages | length }}",
+        "{{ messages[0].content.strip() }}",
+        "{{ messages[0].content + 'x' }}",
+        "{{ messages[0].content ~ 'x' }}",
+        "{{ 1 if messages is iterable }}",
+    ],
+)
+def test_a_template_that_goes_on_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendered(template)
+    monkeypatch.setattr("spanwire_grpc.template._RENDER_S", -1.0)
     with pytest.raises(ConfigurationError, match="cannot be rendered: TimeoutError"):
-        rendered("{% for n in [1] %}{% endfor %}")
-    assert rendered("{{ 3 * 'ab' }} {{ 7 % 4 }} {{ 2 ** 3 }}")[0] == "ababab 3 8"
+        rendered(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a'.center(10 ** 9) }}",
+        "{{ 'a'.ljust(width=10 ** 9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ '%(a)1000000000d' % {'a': 1} }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w='1000000000') }}",
+        "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+        "{{ ('a' * 16000000) | replace('a', 'b' * 1000) }}",
+        "{{ ('a' * 16000000).replace('a', 'b' * 1000) }}",
+        "{{ ('a' * 16000000).join(['b'] * 1000) }}",
+        "{{ (['b'] * 1000) | join('a' * 16000000) }}",
+        "{{ ('\t' * 1000000).expandtabs(1000000) }}",
+        "{{ ('\n' * 1000000) | indent(100000) }}",
+        "{{ range(100000) | map('center', 10000) | join }}",
+        "{{ [1] | tojson(indent=1000000000) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ 1 | round(1000000000, 'ceil') }}",
+        "{{ (1).to_bytes(10 ** 9, 'big') }}",
+        "{{ range(100000) | batch(1000000000, 'x') | list }}",
+        "{{ lipsum(n=10000) }}",
+        "{{ strftime_now('%c' * 1000000) }}",
+        "{% set a = (2 ** 64) ** 60 %}" + "{% set a = a * a %}" * 16 + "{{ 1 if a else 0 }}",
+        "{% set a = 'a' * 1000000 %}" + "{% set a = a + a %}" * 16 + "{{ a | length }}",
+        "{% set a = 'a' * 1000000 %}" + "{% set a = a ~ a %}" * 16 + "{{ a | length }}",
+        "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    ],
+)
+def test_a_template_makes_nothing_huge(template: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be rendered: (Security|Undefined|Template)"):
+        rendered(template)
+
+
+def test_what_is_no_more_than_it_should_be() -> None:
+    assert rendered("{{ 3 * 'ab' }} {{ 7 % 4 }} {{ 2 ** 3 }} {{ '%s-%d' % ('a', 2) }} {{ '{:.1f}'.format(1) }}")[0] == (
+        "ababab 3 8 a-2 1.0"
+    )
+    assert rendered("{{ 'a' ~ 1 ~ none }} {{ [1] + [2] }} {{ ' a\n b'|indent(2) }}|{{ [{'x': 1}] | join('', 'x') }}")[
+        0
+    ] == ("a1None [1, 2]  a\n   b|1")
+    assert (
+        rendered(
+            "{{ 'aXa' | replace('a', 'b') }} {{ 'aXa'.replace('a', 'b', 1) }} {{ [1, 2] | map('string') | join(',') }}"
+        )[0]
+        == "bXb bXa 1,2"
+    )
 
 
 def test_a_picture_is_no_text() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_a_status_is_on_the_span() -> None:
         with pytest.raises(errors.BadRequest, match="no such model"):
             run(lambda: complete(server.endpoint(), telemetry=spans.telemetry()))
     assert attributes(spans.one())["rpc.response.status_code"] == "NOT_FOUND"
+
+
+def test_a_key_that_the_server_repeats_is_in_no_traceback() -> None:
+    key = "sk-secret"  # by its name, since a traceback has the lines of this file in it
+    with serving(refusing(grpc.StatusCode.UNAUTHENTICATED, f"bad key {key}")) as server:
+        with pytest.raises(errors.AuthenticationFailed, match=r"bad key \*\*\*") as caught:
+            run(lambda: complete(server.endpoint(api_key=key)))
+    assert key not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_the_server_says_of_its_time_in_trailing_metadata_is_heard() -> None:

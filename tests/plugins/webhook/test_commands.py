@@ -68,6 +68,14 @@ def add(store: SQLiteStore, **more: Any) -> str:
     return job
 
 
+def test_what_others_named_gives_the_terminal_no_orders(store: SQLiteStore) -> None:
+    job = add(store, state="submitted", model="\x1b]0;m\x07\x9b2J")
+    assert "\\u001b]0;m\\u0007\\u009b2J" in run("jobs", "list", "--store", url_of(store)).output
+    shown = run("jobs", "show", job, "--store", url_of(store)).output
+    assert "\x9b" not in shown
+    assert json.loads(shown)["model"] == "\x1b]0;m\x07\x9b2J"
+
+
 def test_list_and_show(store: SQLiteStore) -> None:
     assert "no jobs" in run("jobs", "list", "--store", url_of(store)).output
     waiting = add(store, state="submitted", provider_id="p1")

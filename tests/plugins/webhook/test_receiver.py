@@ -331,22 +331,48 @@ def test_a_dialect_that_is_not_installed_here_is_kept_aside(yard: Yard) -> None:
 
 
 def test_quarantine_has_a_quota() -> None:
-    yard = with_settings(quarantine_bytes=100)
+    yard = with_settings(quarantine_bytes=20_000)
     try:
         path = yard.path("generic")
-        assert [yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([n]) * 40).status for n in range(4)] == [
+        assert [yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([n]) * 8000).status for n in range(4)] == [
             401
         ] * 4
         assert len(yard.quarantine()) == 2
         for _ in range(5):  # the same again takes no more room
             yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([1]) * 10)
         assert len(yard.quarantine()) == 3
-        yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([1]) * 10 + b"y")
+        yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([1]) * 2000)
         assert len(yard.quarantine()) == 3  # no room is left
         yard.again(yard.settings)  # and a new process knows what is there
-        yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([9]) * 20)
+        yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([9]) * 2000)
         assert len(yard.quarantine()) == 3
         assert yard.count("bad_signature") == 1
+    finally:
+        yard.close()
+
+
+def test_the_quota_is_of_headers_too() -> None:
+    yard = with_settings(quarantine_bytes=100_000)
+    try:
+        path = yard.path("generic")
+        for n in range(9):
+            headers = [*signed(b"x", secret=OTHER_SECRET), ("x-fal-more", "h" * 30_000)]
+            assert yard.post(path, headers, bytes([n])).status == 401
+        assert len(yard.quarantine()) == 3
+    finally:
+        yard.close()
+
+
+def test_what_a_store_that_is_down_does_not_take_is_not_in_the_quota() -> None:
+    yard = with_settings(quarantine_bytes=20_000)
+    try:
+        path = yard.path("generic")
+        yard.store.down = True
+        for n in range(5):
+            assert yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([n]) * 8000).status in (401, 503)
+        yard.store.down = False
+        yard.post(path, signed(b"x", secret=OTHER_SECRET), bytes([9]) * 8000)
+        assert len(yard.quarantine()) == 1
     finally:
         yard.close()
 

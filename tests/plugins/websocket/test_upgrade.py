@@ -129,6 +129,16 @@ def test_an_own_authorization_header_wins_over_the_key() -> None:
 
 # --- answers that are no 101 ----------------------------------------------------------------------------------------------
 
+
+def test_a_key_that_the_server_repeats_is_in_no_traceback() -> None:
+    async def body() -> None:
+        async with raw_server(replies(refusal("200 OK", "sk-secret is no header"))) as server:
+            problem = await failure(server, api_key="sk-secret")
+            assert "sk-secret" not in "".join(traceback.format_exception(problem))
+
+    run(body)
+
+
 #: status, class, retryable, full.
 STATUSES = [
     (400, errors.BadRequest, False, False),

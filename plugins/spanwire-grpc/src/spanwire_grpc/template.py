@@ -1,8 +1,8 @@
 """Chat messages as one prompt, for servers that take text: by a chat template, in Jinja's sandbox.
 
 A template comes from the caller, or from the model's metadata, that is from the server: it gets the messages and nothing
-else, can change neither them nor anything, and calls nothing that is not in it. Its loops end after a second, and what it
-multiplies has a limit. That bounds time, and not every way to use memory: who trusts the server with neither gives a template.
+else, can change neither them nor anything, and calls nothing that is not in it. It ends after a second, and what it makes has
+limits (:mod:`spanwire_grpc.sandbox`).
 
 Rendered as Hugging Face's ``apply_chat_template`` does: same whitespace, same extra functions.
 Source: https://huggingface.co/docs/transformers/chat_templating_writing
@@ -10,16 +10,15 @@ Source: https://huggingface.co/docs/transformers/chat_templating_writing
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from spanwire.calls import Call
 from spanwire.endpoint import Endpoint
 from spanwire.errors import ConfigurationError
+
+from .sandbox import environment, within
 
 __all__ = ["OPTIONS", "SAYS", "prompt_of"]
 
@@ -31,13 +30,8 @@ SAYS = "x-spanwire-prompt"
 _PLAIN = "plain"
 #: Longest time to render, in seconds: it is the event loop's. Those of real models take milliseconds.
 _RENDER_S = 1.0
-#: Longest template, and longest text that an operator makes of a shorter one, in characters; largest power. The longest
-#: templates that models are published with have some 20,000.
-_TEMPLATE_CHARACTERS = 256 * 1024
-_CHARACTERS = 16 * 1024 * 1024
-_BASE, _EXPONENT = 2**64, 64
-#: What loops and macros call with each turn.
-_TICK = "spanwire_tick"
+#: Longest template, in characters. The longest that models are published with have some 20,000.
+_TEMPLATE_CHARACTERS = 128 * 1024
 #: What cannot be done with text in and text out.
 _NOT_TEXT = ("tools", "tool_choice", "functions", "function_call", "response_format")
 
@@ -88,8 +82,11 @@ def _render(source: str, messages: list[Any], variables: Mapping[str, Any], wher
             f"the chat template is longer than {_TEMPLATE_CHARACTERS:,} characters", endpoint=where
         )
     try:
-        names = {**variables, "messages": messages, "add_generation_prompt": True, _TICK: _until(_RENDER_S)}
-        prompt: str = _compiled(source).render(names)
+        environment()  # imports Jinja, which is not the template's doing
+        with within(_RENDER_S):
+            template = _compiled(source)
+        with within(_RENDER_S):
+            prompt: str = template.render({**variables, "messages": messages, "add_generation_prompt": True})
         return prompt
     except (
         TemplateError, TypeError, ValueError, KeyError, ArithmeticError, AttributeError, RecursionError, MemoryError,
@@ -100,58 +97,9 @@ def _render(source: str, messages: list[Any], variables: Mapping[str, Any], wher
         raise ConfigurationError(f"the chat template cannot be rendered: {kind}", endpoint=where) from None
 
 
-def _until(limit_s: float) -> Callable[[], str]:
-    """What stops a template that goes on for longer."""
-    end_s = time.perf_counter() + limit_s
-
-    def tick() -> str:
-        if time.perf_counter() > end_s:
-            raise TimeoutError
-        return ""
-
-    return tick
-
-
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> Any:
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Environment(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**"})
-
-        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-            tree = super()._parse(source, name, filename)
-            for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-                tick = nodes.Output([nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)])
-                node.body.insert(0, tick)  # type: ignore[attr-defined]
-                tick.set_lineno(node.lineno)
-            tree.set_environment(self)
-            return tree
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-            if operator == "**" and not (numbers and abs(left) <= _BASE and abs(right) <= _EXPONENT):
-                raise SecurityError("a power that is too large")
-            if operator == "*" and not numbers:
-                times, piece = (left, right) if isinstance(left, int) else (right, left)
-                if isinstance(times, int) and times * len(piece) > _CHARACTERS:
-                    raise SecurityError("a text that is too long")
-            return super().call_binop(context, operator, left, right)
-
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return dt.datetime.now().astimezone().strftime(form)
-
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    return environment.from_string(source)
+    return environment().from_string(source)
 
 
 def _text(content: Any, where: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from spanwire.errors import ConfigurationError, SpanwireError
+from spanwire.errors import ConfigurationError, SpanwireError, visible
 
 if TYPE_CHECKING:
     from spanwire.endpoint import Endpoint
@@ -539,7 +539,7 @@ def _lines() -> Callable[[BulkCounts], None]:
 
 
 def _say(text: str) -> None:
-    typer.echo(f"spanwire: {' '.join(text.split())}", err=True)
+    typer.echo(f"spanwire: {visible(' '.join(text.split()))}", err=True)
 
 
 @contextlib.contextmanager

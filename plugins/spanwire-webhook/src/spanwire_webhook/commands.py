@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from spanwire.errors import ConfigurationError
+from spanwire.errors import ConfigurationError, visible
 
 from .bulk_commands import add_to
 from .settings import ReceiverSettings
@@ -135,7 +135,7 @@ def _list(
     now_s = time.time()
     for row in rows:
         age = f"{now_s - row.created_s:.0f} s" if row.created_s else "-"
-        typer.echo(f"{row.id}  {row.state:<14}  {row.dialect}/{row.model or '-'}  {age}")
+        typer.echo(visible(f"{row.id}  {row.state:<14}  {row.dialect}/{row.model or '-'}  {age}"))
     if not rows:
         typer.echo("no jobs", err=True)
 
@@ -202,7 +202,7 @@ def _check(store: _Store = None, public_url: _PublicURL = None) -> None:
     finally:
         opened.close()
     for problem in checked.problems:
-        typer.echo(f"spanwire: {problem}", err=True)
+        typer.echo(f"spanwire: {visible(problem)}", err=True)
     if checked.problems:
         raise typer.Exit(1)
     typer.echo(
@@ -260,4 +260,4 @@ def _shown(row: JobRow) -> dict[str, Any]:
 
 
 def _print_json(data: Any) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(data)).decode())
+    typer.echo(visible(msgspec.json.format(msgspec.json.encode(data)).decode()))  # inside texts, so it stays JSON

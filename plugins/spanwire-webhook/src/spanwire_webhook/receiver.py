@@ -59,6 +59,8 @@ _TOKEN_DIGEST = "spanwire-token-sha256"  # noqa: S105
 _MOST_DEDUPE_CHARS = 256
 #: Deliveries that are read back from quarantine at once; their bytes have a bound of their own.
 _MOST_QUARANTINED = 100_000
+#: What a row takes besides its body and its headers, in bytes.
+_ROW_BYTES = 512
 #: Members of one gzip body (RFC 1952, section 2.2). Real ones have one.
 _MOST_MEMBERS = 64
 #: What probes ask for, at the end of any path, and how long an answer about the store is good for, in seconds: the address
@@ -200,7 +202,10 @@ class Receiver:
                     self._write([one])
                 return
             logger.warning("the store of jobs cannot take a webhook: %s", error)
-            waiting[0][0]._answer_store_down()
+            ((reception, delivery),) = waiting
+            if not delivery.verified:
+                self._reserve(-_weight(delivery))
+            reception._answer_store_down()
             return
         new = [delivery for (_, delivery), is_new in zip(waiting, fresh, strict=True) if is_new and delivery.verified]
         for (reception, delivery), is_new in zip(waiting, fresh, strict=True):
@@ -307,7 +312,7 @@ class Receiver:
         """Room for so many bytes more to be kept aside; negative: they were not, after all."""
         with self._quarantine_lock:
             if self._quarantine_left is None:
-                kept = sum(len(delivery.body) for _, delivery in self.store.quarantined(_MOST_QUARANTINED))
+                kept = sum(_weight(delivery) for _, delivery in self.store.quarantined(_MOST_QUARANTINED))
                 self._quarantine_left = self.settings.quarantine_bytes - kept
             if size > self._quarantine_left:
                 return False
@@ -524,16 +529,15 @@ class Reception:
         receiver = self._receiver
         receiver.count("bad_signature", self._where.provider)
         self.answer = Answer(401, ((b"content-type", b"text/plain; charset=utf-8"),), verdict.reason.encode())
-        if not self._where.job or not receiver._reserve(self._size):
+        if not self._where.job:
             return None
-        self.answer = None
         headers = self._kept()
         if isinstance(receiver._verifiers.get(self._where.provider), Bearer):
             token = next((value for name, value in self._headers if name == b"authorization"), b"")
             digest = token_digest(token)
             if digest is not None:
                 headers = {**headers, _TOKEN_DIGEST: digest.hex()}
-        return Delivery(
+        delivery = Delivery(
             endpoint=self._endpoint(),
             dedupe=f"{verdict.reason}:{self._hash.hexdigest()}",
             job=self._where.job,
@@ -544,6 +548,10 @@ class Reception:
             verified=False,
             flags=("stale", "unverified") if verdict.signature_ok else ("unverified",),
         )
+        if not receiver._reserve(_weight(delivery)):
+            return None
+        self.answer = None
+        return delivery
 
     def _without_body(self, now_s: float) -> Delivery | None:
         """Too large: it says that there is something to ask for, no more. By the address alone, so that is all it may do."""
@@ -591,7 +599,7 @@ class Reception:
             if is_new:
                 receiver.count("quarantined", self._where.provider)
             else:
-                receiver._reserve(-len(delivery.body))
+                receiver._reserve(-_weight(delivery))
             self.answer = Answer(
                 401, ((b"content-type", b"text/plain; charset=utf-8"),), delivery.dedupe.partition(":")[0].encode()
             )
@@ -671,6 +679,11 @@ class Reception:
 
 def _said(status: int, words: str) -> Answer:
     return Answer(status, ((b"content-type", b"text/plain; charset=utf-8"),), f"{words}\n".encode())
+
+
+def _weight(delivery: Delivery) -> int:
+    """Bytes that a delivery takes in a store, about: a small body may come with many headers."""
+    return _ROW_BYTES + len(delivery.body) + sum(len(name) + len(value) for name, value in delivery.headers.items())
 
 
 def _storable(said: object) -> str | None:

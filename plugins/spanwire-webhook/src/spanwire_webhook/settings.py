@@ -39,7 +39,7 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True):
             known: senders that retry for hours do not all sign anew.
         body_limit_bytes: of a body, and of what it decodes to; ``body_limits``: for single dialects.
         spool_bytes: a larger body goes through a temporary file while it arrives.
-        quarantine_bytes: how much is kept of what has a right address and a wrong signature.
+        quarantine_bytes: how much is kept of what has a right address and a wrong signature, with its headers.
         idle_s: longest silence within a body, in seconds; total_s: longest time that a body may take.
         retry_after_s: what senders are told when the store is down.
         most_headers: of a request.

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from spanwire.errors import visible
 from spanwire.report.findings import count, duration, percent
 
 from .facts import Run
@@ -82,6 +83,7 @@ def print_text(report: Report, file: IO[str]) -> None:
     """Write it. Colours only where the file is a terminal and ``NO_COLOR`` is not set."""
     console = Console(file=file, highlight=False, soft_wrap=True, width=_WIDTH)
     for line in _report(report):
+        line.plain = visible(line.plain)  # names of models and hosts are whatever the program was given
         console.print(line)
 
 
