@@ -377,7 +377,9 @@ class Drive:
         index = 0
         async for call, data in _read(self.task.calls, self.task.party.endpoint):
             if index in wanted:
-                found[index] = Part(index, call, wanted[index].inputs, len(data))
+                if hash(data) != wanted[index].mark:
+                    break
+                found[index] = Part(index, call, wanted[index].inputs, len(data), wanted[index].mark)
                 if len(found) == len(wanted):
                     break
             index += 1
@@ -515,7 +517,7 @@ class Drive:
         async for call, data in _read(calls, self.task.party.endpoint):
             if self.group:
                 again.add(data)
-            for shard in cutter.add(call, len(data)):
+            for shard in cutter.add(call, data):
                 yield shard
         if self.group and again.digest() != self._manifest:
             raise ConfigurationError("the calls were others when they were read again: did the file change?")

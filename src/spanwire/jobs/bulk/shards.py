@@ -47,7 +47,7 @@ BATCH_BYTES = 32 * 1024 * 1024
 #: What a submit has around the call: the callback's URL, ids, settings.
 _AROUND = 4096
 #: What is kept of a call that is read again if it is needed, in bytes.
-_KEPT = 80
+_KEPT = 112
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
 
@@ -111,13 +111,21 @@ def rules_of(
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """One call of a shard. ``inputs``: of embeddings, else 1. ``size``: bytes. ``call``: None of one that is read again if it is
-    needed."""
+    """One call of a shard.
+
+    Attributes:
+        index: its place among the calls.
+        call: None of one that is read again if it is needed.
+        inputs: of embeddings, else 1.
+        size: bytes.
+        mark: a hash of its encoding, good in this process: what is read again has to be the same call.
+    """
 
     index: int
     call: Call | None
     inputs: int
     size: int
+    mark: int
 
 
 class Shard(msgspec.Struct, eq=False):
@@ -156,8 +164,9 @@ class Cutter:
         self.calls = 0
         self._shards = 0
 
-    def add(self, call: Call, size: int) -> list[Shard]:
-        """The next call, of so many bytes; returns the shards that are whole now."""
+    def add(self, call: Call, data: bytes) -> list[Shard]:
+        """The next call, and how it is encoded; returns the shards that are whole now."""
+        size = len(data)
         kind, key, inputs = self._fits_with(call)
         if kind == "batch":
             size += _ROW
@@ -169,7 +178,7 @@ class Cutter:
         whole = []
         if self._parts and (key is None or key != self._key or full or over):
             whole.append(self._close())
-        self._parts.append(Part(self.calls, call, inputs, size))
+        self._parts.append(Part(self.calls, call, inputs, size, hash(data)))
         self._kind, self._key = kind, key
         self._inputs += inputs
         self._bytes += size
@@ -235,7 +244,7 @@ def call_of(shard: Shard) -> Call:
 
 def without_calls(shard: Shard) -> list[Part]:
     """Its parts, of which the calls are left out: where they can be read again, a large batch is not kept in memory."""
-    return [Part(part.index, None, part.inputs, _KEPT) for part in shard.parts]
+    return [Part(part.index, None, part.inputs, _KEPT, part.mark) for part in shard.parts]
 
 
 def halves(shard: Shard) -> list[Shard]:

@@ -34,7 +34,7 @@ def stored(
     look = _Look(store, codec, manifest.digest())
     cutter = Cutter(rules)
     for call in calls:
-        for shard in cutter.add(call, len(encoded(call))):
+        for shard in cutter.add(call, encoded(call)):
             yield from sorted(look.at(shard), key=lambda found: found[0])
     if cutter.calls != manifest.calls:
         raise ConfigurationError("the calls were others when they were read again: did the file change?")

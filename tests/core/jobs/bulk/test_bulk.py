@@ -376,6 +376,25 @@ async def test_batches_first_and_their_calls_fail_alone(tmp_path: Path) -> None:
         assert len(server.submits) == 3
 
 
+async def test_calls_that_have_changed_are_not_submitted_as_halves_of_a_batch(tmp_path: Path) -> None:
+    class Edited:
+        """Read for the hash and for the batch, and once more for its halves."""
+
+        reads = 0
+
+        def __iter__(self) -> Iterator[spanwire.Call]:
+            self.reads += 1
+            word = "edited" if self.reads > 2 else "as it was"
+            for _ in range(4):
+                yield spanwire.Call.chat("m", [{"role": "user", "content": word}])
+
+    failed = Doing(webhooks=[{"status": "failed", "code": "bad", "error": "one of them is bad"}])
+    async with serving(failed) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
+        with pytest.raises(ConfigurationError, match="others when they were read again"):
+            await manager.submit_many(endpoint_of(server, tmp_path), Edited(), group="g").wait()
+        assert len(server.submits) == 1
+
+
 async def test_a_batch_for_a_full_queue_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [spanwire.Call.chat("m", [{"role": "user", "content": str(number)}]) for number in range(8)]
     full = Doing(webhooks=[{"status": "failed", "code": "queue_full", "error": "the queue is full"}])

@@ -21,7 +21,7 @@ E = spanwire.Call.embeddings
 
 def cut(rules: Rules, *calls: spanwire.Call) -> list[Shard]:
     cutter = Cutter(rules)
-    return [shard for call in calls for shard in cutter.add(call, len(encoded(call)))] + cutter.finish()
+    return [shard for call in calls for shard in cutter.add(call, encoded(call))] + cutter.finish()
 
 
 def numbers(shards: list[Shard]) -> list[list[int]]:
