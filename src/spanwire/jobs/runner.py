@@ -465,7 +465,9 @@ class JobRunner:
             if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise
-            code = error.code if isinstance(error, ServerError) else None
+            code = None
+            if isinstance(error, ServerError):  # whoever takes the job up later has the row alone to know what it was
+                code = error.status if error.code is None else error.code
             message, at_s = error.message, time.time()
             learned = await self._blocking(
                 change,

@@ -20,6 +20,7 @@ from ...errors import (
     Overloaded,
     ProtocolError,
     RateLimited,
+    ServerError,
     SpanwireError,
 )
 from ..contract import BatchCodec, JobCodec, State
@@ -50,6 +51,9 @@ _AROUND = 4096
 _KEPT = 112
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
+#: HTTP statuses and codes that are said of the model or the address. Sources: RFC 9110; OpenAI's errors; Baseten's codes;
+#: google.rpc.Code.
+_OF_ALL = frozenset({"404", "405", "501", "model_not_found", "MODEL_DOES_NOT_EXIST", "NOT_FOUND"})
 
 Kind = Literal["batch", "merge", "single"]
 Outcome = Reply | Embeddings | SpanwireError
@@ -257,8 +261,11 @@ def halves(shard: Shard) -> list[Shard]:
 
 
 def may_be_one_call(error: SpanwireError) -> bool:
-    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed."""
-    return not isinstance(error, (AuthenticationFailed, Overloaded, RateLimited))
+    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed. That the model
+    or the address is not there is said of each half as well, down to every call by itself."""
+    if isinstance(error, (AuthenticationFailed, Overloaded, RateLimited)):
+        return False
+    return not (isinstance(error, ServerError) and {str(error.status), str(error.code)} & _OF_ALL)
 
 
 def outcomes(shard: Shard, reply: Reply | Embeddings | BatchReply) -> list[Outcome]:

@@ -205,6 +205,16 @@ async def test_a_bad_text_fails_alone(tmp_path: Path) -> None:
             manager.submit_many(endpoint, calls, retry_failed=True)
 
 
+async def test_a_model_that_is_not_there_is_not_asked_for_with_each_text(tmp_path: Path) -> None:
+    async with serving_texts(Doing(ack=404)) as server, manager_of() as manager:
+        for _ in range(2):  # the second finds the failure in the store
+            bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(8), group="g")
+            results = sorted([result async for result in bulk], key=lambda result: result.index)
+            assert [type(result.error).__name__ for result in results] == ["BadRequest"] * 8
+            assert list(map(type, (result.error for result in bulk.stored()))) == [type(results[0].error)] * 8
+            assert len(server.submits) == 1
+
+
 async def test_a_wrong_number_of_vectors_is_an_error_of_its_shard(tmp_path: Path) -> None:
     wrong = Doing(webhooks=[{"status": "done", "output": [[0.0]]}])
     async with serving_texts(wrong) as server, manager_of() as manager:
