@@ -88,6 +88,8 @@ _ASKS = 32
 _LOOKED_UP = 50
 #: Two commits may be in another order than the times in them: so far back completed jobs are read again, in seconds.
 _BACK_S = 0.5
+#: How often a store that stays down is told of, in seconds.
+_TELL_S = 60.0
 #: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
 _DISTRUST = 5
 #: How long the last question before a deadline may take, and that of a batch, whose files are large, in seconds.
@@ -629,7 +631,7 @@ class JobRunner:
 
     async def _watch(self) -> None:
         seen = -1
-        ask_at = due_at = look_at = 0.0
+        ask_at = due_at = look_at = tell_at = 0.0
         sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
         while not self.closed:
             try:
@@ -653,8 +655,13 @@ class JobRunner:
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + _SWEEP_S
                     self._later(self._sweep)
+                tell_at = 0.0
             except JobError as error:  # the store is down: it may come back
-                _log.warning("jobs are not looked at: %s", error, exc_info=error.__cause__)
+                if (
+                    time.monotonic() >= tell_at
+                ):  # not once a second, with a traceback each, of a disk that is full for a night
+                    _log.warning("jobs are not looked at: %s", error, exc_info=None if tell_at else error.__cause__)
+                    tell_at = time.monotonic() + _TELL_S
                 await asyncio.sleep(_IDLE_LOOK_S)
             except Exception:  # noqa: BLE001 - it goes on: nobody else looks
                 _log.warning("jobs are not looked at", exc_info=True)

@@ -25,6 +25,7 @@ from spanwire.errors import (
     server_error,
 )
 from spanwire.hookspecs import hookimpl
+from spanwire.jobs import runner
 from spanwire.jobs.bulk import BulkResult
 from spanwire.jobs.contract import BatchLimits
 from spanwire.jobs.sqlite import SQLiteStore
@@ -326,6 +327,29 @@ async def test_a_store_that_is_down_for_a_moment(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(bulk._drive._window, "pause", lambda now_s, dice: None)
         assert (await bulk.wait()).done == 8
         assert set(server.embedded.values()) == {1}
+
+
+async def test_a_store_that_stays_down_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed, looks = SQLiteStore.changed, 0
+
+    def down(self: SQLiteStore) -> int:
+        nonlocal looks
+        looks += 1
+        if looks <= 20:
+            raise JobError("database or disk is full") from OSError("it is full")
+        return changed(self)
+
+    monkeypatch.setattr(SQLiteStore, "changed", down)
+    monkeypatch.setattr(runner, "_IDLE_LOOK_S", 0.001)
+    async with serving_texts() as server, manager_of() as manager:
+        bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(2), group="g")
+        assert (await bulk.wait()).done == 2
+    assert looks > 20
+    told = [record for record in caplog.records if "are not looked at" in record.message]
+    assert len(told) == 1
+    assert told[0].exc_info
 
 
 async def test_calls_that_change_while_they_are_read_are_refused(tmp_path: Path) -> None:
