@@ -203,6 +203,7 @@ class Drive:
             origin=party.origin,
             dialect=party.dialect_name,
             rules=self.task.rules,
+            submitted=self._manifest,
         )
 
     # --- feeding --------------------------------------------------------------------------------------------------------

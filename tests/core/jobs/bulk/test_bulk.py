@@ -365,6 +365,30 @@ async def test_calls_that_change_while_they_are_read_are_refused(tmp_path: Path)
             await manager.submit_many(endpoint_of(server, tmp_path), Changing(), group="g").wait()
 
 
+class Edited:
+    """Calls that are others once they were read so often: a file that is edited while its jobs run."""
+
+    def __init__(self, reads: int, *words: str, chat: bool = False) -> None:
+        self.reads, self.words, self.chat = reads, words, chat
+
+    def __iter__(self) -> Iterator[spanwire.Call]:
+        self.reads -= 1
+        word = self.words[self.reads < 0]
+        for number in range(4):
+            text = f"{word} t{number}"
+            chat = spanwire.Call.chat("m", [{"role": "user", "content": text}])
+            yield chat if self.chat else spanwire.Call.embeddings("e", text)
+
+
+@pytest.mark.parametrize("reads", [2, 3])
+async def test_what_is_stored_of_calls_that_have_changed_is_not_given_as_theirs(tmp_path: Path, reads: int) -> None:
+    async with serving_texts() as server, manager_of() as manager:
+        bulk = manager.submit_many(endpoint_of(server, tmp_path), Edited(reads, "old", "new"), group="g")
+        assert (await bulk.wait()).done == 4
+        with pytest.raises(ConfigurationError, match="did the file change"):
+            list(bulk.stored())
+
+
 class Batching(Simple):
     """A batch is one job, whose output has an item for each call."""
 
@@ -411,21 +435,11 @@ async def test_batches_first_and_their_calls_fail_alone(tmp_path: Path) -> None:
 
 
 async def test_calls_that_have_changed_are_not_submitted_as_halves_of_a_batch(tmp_path: Path) -> None:
-    class Edited:
-        """Read for the hash and for the batch, and once more for its halves."""
-
-        reads = 0
-
-        def __iter__(self) -> Iterator[spanwire.Call]:
-            self.reads += 1
-            word = "edited" if self.reads > 2 else "as it was"
-            for _ in range(4):
-                yield spanwire.Call.chat("m", [{"role": "user", "content": word}])
-
+    calls = Edited(2, "old", "new", chat=True)  # read for the hash, for the batch, and for its halves
     failed = Doing(webhooks=[{"status": "failed", "code": "bad", "error": "one of them is bad"}])
     async with serving(failed) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
         with pytest.raises(ConfigurationError, match="others when they were read again"):
-            await manager.submit_many(endpoint_of(server, tmp_path), Edited(), group="g").wait()
+            await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()
         assert len(server.submits) == 1
 
 
