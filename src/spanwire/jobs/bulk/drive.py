@@ -448,8 +448,9 @@ class Drive:
             self._todo.extendleft(reversed(halves(shard)))
             return
         again = await self._next_round(shard) if row is not None else None
-        if again is None and shard.state not in TERMINAL and isinstance(why, (RateLimited, Overloaded)):
-            # It was acknowledged, and then found to be too much, such as a batch for a queue that is full.
+        if again is None and isinstance(why, (RateLimited, Overloaded)):
+            # It was acknowledged, and then found to be too much, such as a batch for a queue that is full. Whoever waited to
+            # submit it again may have died meanwhile.
             again = self._later(shard, why, ticket)
         if again is not None:
             self._todo.appendleft(again)

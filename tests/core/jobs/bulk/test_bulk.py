@@ -26,7 +26,7 @@ from spanwire.errors import (
 )
 from spanwire.hookspecs import hookimpl
 from spanwire.jobs import runner
-from spanwire.jobs.bulk import BulkResult
+from spanwire.jobs.bulk import BulkResult, drive
 from spanwire.jobs.contract import BatchLimits
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.transport import Dialect
@@ -456,6 +456,18 @@ async def test_a_batch_for_a_full_queue_is_submitted_again(tmp_path: Path, monke
         again = manager.submit_many(endpoint_of(server, tmp_path), calls, group="g", window=1)
         assert (await again.wait()).done == 8
         assert len(server.submits) == 3
+
+
+async def test_a_run_that_died_before_a_full_queue_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [spanwire.Call.chat("m", [{"role": "user", "content": str(number)}]) for number in range(4)]
+    full = Doing(webhooks=[{"status": "failed", "code": "queue_full", "error": "the queue is full"}])
+    done = Doing(webhooks=[{"status": "done", "output": dict(zip("0123", "abcd", strict=True))}])
+    async with serving(full, done) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
+        with monkeypatch.context() as dying:
+            dying.setattr(drive, "_ROUNDS", 0)  # it never comes to the next round
+            assert (await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()).failed == 4
+        assert (await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()).done == 4
+        assert len(server.submits) == 2
 
 
 def test_without_asyncio(tmp_path: Path) -> None:
