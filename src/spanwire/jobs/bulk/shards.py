@@ -52,8 +52,8 @@ _KEPT = 112
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
 #: HTTP statuses and codes that are said of the model or the address. Sources: RFC 9110; OpenAI's errors; Baseten's codes;
-#: google.rpc.Code.
-_OF_ALL = frozenset({"404", "405", "501", "model_not_found", "MODEL_DOES_NOT_EXIST", "NOT_FOUND"})
+#: google.rpc.Code; ``unread_answer`` is ours, see the runner.
+_OF_ALL = frozenset({"404", "405", "501", "model_not_found", "MODEL_DOES_NOT_EXIST", "NOT_FOUND", "unread_answer"})
 
 Kind = Literal["batch", "merge", "single"]
 Outcome = Reply | Embeddings | SpanwireError
