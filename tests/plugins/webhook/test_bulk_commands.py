@@ -115,9 +115,21 @@ def test_detach_and_watch(server: Server, file: Path, tmp_path: Path) -> None:
     assert watched.exit_code == 0, watched.stderr
     assert json.loads(watched.stdout)["jobs"] == {"succeeded": 1}
     assert run(tmp_path, "export", str(file), "-m", "e").exit_code == 0
+    assert "tries the others apart" not in watched.stderr
     nothing = run(tmp_path, "export", str(file), "-m", "other")
     assert nothing.exit_code == 2
     assert "were --model" in nothing.stderr
+
+
+def test_who_watches_is_told_how_one_bad_text_is_kept_from_the_others(
+    server: Server, file: Path, tmp_path: Path
+) -> None:
+    arguments = [str(file), "--url", server.loopback.url, "-m", "e", *HOOKS]
+    assert run(tmp_path, "submit", *arguments, "--detach").exit_code == 0
+    watched = run(tmp_path, "watch", str(file), *HOOKS)
+    assert watched.exit_code == 1
+    assert "`spanwire jobs submit`, as before, tries the others apart" in watched.stderr
+    assert "8 of 9 succeeded, 1 failed" in run(tmp_path, "submit", *arguments).stderr
 
 
 def test_wrong_usage(file: Path, tmp_path: Path) -> None:

@@ -481,6 +481,11 @@ def _watched(endpoint: Endpoint, group: str, *, as_json: bool) -> int:
         said = {"group": group, "jobs": dict(sorted(states.items())), "interrupted": interrupted}
         typer.echo(msgspec.json.format(msgspec.json.encode(said)).decode())
     _say(f"jobs of {group}: {_words(states) or 'none has ended'}")
+    if set(states) - {"succeeded"}:
+        _say(
+            "of a job that failed for one of its calls `spanwire jobs submit`, as before, tries the others apart; `spanwire jobs retry` "
+            "submits again all that has not succeeded"
+        )
     if interrupted:
         return 130
     return 0 if set(states) <= {"succeeded"} else 1
