@@ -88,11 +88,15 @@ _ASKS = 32
 _LOOKED_UP = 50
 #: Two commits may be in another order than the times in them: so far back completed jobs are read again, in seconds.
 _BACK_S = 0.5
+#: How often a store that stays down is told of, in seconds.
+_TELL_S = 60.0
 #: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
 _DISTRUST = 5
 #: How long the last question before a deadline may take, and that of a batch, whose files are large, in seconds.
 _LAST_ASK_S, _LAST_BATCH_ASK_S = 10.0, 120.0
 _BLOCKING_THREADS = 16
+#: A submit of this row was answered, and its answer is none of this schema.
+_UNREAD = "unread_answer"
 #: Deliveries that are taken in before those who wait are told, and how many threads do it.
 _DELIVERIES, _APPLIERS = 200, 8
 #: Due jobs that are taken on at once.
@@ -465,7 +469,9 @@ class JobRunner:
             if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise
-            code = error.code if isinstance(error, ServerError) else None
+            code = None
+            if isinstance(error, ServerError):  # whoever takes the job up later has the row alone to know what it was
+                code = error.status if error.code is None else error.code
             message, at_s = error.message, time.time()
             learned = await self._blocking(
                 change,
@@ -535,21 +541,37 @@ class JobRunner:
 
     async def _unknown(self, party: Party, row: JobRow, error: SpanwireError) -> JobRow:
         """It was sent, and nobody knows whether it was taken: wait for the job to show up."""
+        unread = isinstance(error, ProtocolError)  # an answer it was, but of another kind of server
+        codec = party.codec
+        # Of one that is told by webhook, and makes no second job of it, the result may come all the same.
+        harmless = row.mode == "webhook" and codec.callback == "request" and codec.resubmits
         _log.warning(
-            "job %s: no answer to its submit (%s in %s); it is given %g s to show up",
+            "job %s: no answer to its submit (%s in %s: %s); it is given %g s to show up",
             row.id,
             type(error).__name__,
             error.phase,
+            error.message,
             party.settings.grace_s,
         )
         at_s = time.time() + party.settings.grace_s
 
         def step(known: JobRow) -> Advance:
-            return Advance(submit_unknown(known, retry_s=at_s) if known.attempt == row.attempt else None)
+            if known.attempt != row.attempt:
+                return Advance(None)
+            if unread and not harmless and _UNREAD in known.flags and known.state == "submitting":
+                # The next answer would be no other, and it would be submitted, and perhaps paid for, until its deadline.
+                return last_word(known, code=_UNREAD, message=error.message, now_s=time.time())
+            waiting = submit_unknown(known, retry_s=at_s)
+            if waiting is not None and unread:
+                waiting.flags = (*waiting.flags, _UNREAD)
+            return Advance(waiting)
 
         learned = await self._blocking(change, self.store, row.id, step)
         self._tell.count("submit_unknown", row)
-        return learned.row if learned is not None else row
+        if learned is None:
+            return row
+        self._took(learned)
+        return learned.row
 
     async def _give_up_submit(self, job: str) -> None:
         """Its caller left before the acknowledgement: nobody has its id."""
@@ -627,7 +649,7 @@ class JobRunner:
 
     async def _watch(self) -> None:
         seen = -1
-        ask_at = due_at = look_at = 0.0
+        ask_at = due_at = look_at = tell_at = 0.0
         sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
         while not self.closed:
             try:
@@ -651,8 +673,11 @@ class JobRunner:
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + _SWEEP_S
                     self._later(self._sweep)
+                tell_at = 0.0
             except JobError as error:  # the store is down: it may come back
-                _log.warning("jobs are not looked at: %s", error, exc_info=error.__cause__)
+                if time.monotonic() >= tell_at:  # a disk may be full for a night
+                    _log.warning("jobs are not looked at: %s", error, exc_info=None if tell_at else error.__cause__)
+                    tell_at = time.monotonic() + _TELL_S
                 await asyncio.sleep(_IDLE_LOOK_S)
             except Exception:  # noqa: BLE001 - it goes on: nobody else looks
                 _log.warning("jobs are not looked at", exc_info=True)

@@ -410,7 +410,8 @@ def decode_embeddings(body: bytes) -> Embeddings:
 
     Raises:
         ServerError: the body is an error object.
-        ProtocolError: it is not a list of vectors.
+        ProtocolError: it is not a list of vectors, or has two for one text. That all have the index 0, as some servers say, is
+            none: their order is taken.
     """
     try:
         found = _decode_vectors(body)
@@ -420,6 +421,8 @@ def decode_embeddings(body: bytes) -> Embeddings:
     rows = found.data
     if all(row.index is not None for row in rows):
         rows = sorted(rows, key=lambda row: row.index or 0)
+        if 1 < len({row.index for row in rows}) < len(rows):  # one text's twice, and so another's is missing
+            raise ProtocolError("the answer has two vectors with the same index")
     return Embeddings([_vector(row.embedding) for row in rows], found.model, _usage(found.usage))
 
 

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 class Doing:
     """What is done with one submit.
 
-    ``ack``: a status; ``"cut"`` closes the connection instead of answering, ``"hang"`` never answers.
+    ``ack``: a status; ``"cut"`` closes the connection instead of answering, ``"hang"`` never answers, ``"page"`` is a page of HTML.
     ``webhooks``: bodies to deliver, before the ack if ``early``; None for one that is done.
     """
 
@@ -121,6 +121,8 @@ class JobServer:
             return None
         if doing.ack == "hang":
             await asyncio.Event().wait()
+        if doing.ack == "page":
+            return 200, {}, b"<html>"
         return int(doing.ack), {}, msgspec.json.encode({"id": known})
 
     async def send_all(self, url: str, bodies: list[dict[str, Any]]) -> None:

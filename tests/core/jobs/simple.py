@@ -10,7 +10,7 @@ import msgspec
 
 from spanwire.calls import Call, Embeddings, Reply
 from spanwire.endpoint import Endpoint
-from spanwire.errors import ServerError, server_error
+from spanwire.errors import ProtocolError, ServerError, server_error
 from spanwire.jobs.contract import HTTPAnswer, HTTPRequest, JobRow, Seen, State, Times
 
 STATES: dict[str, State] = {
@@ -48,7 +48,10 @@ class Simple:
 
     def acknowledged(self, answer: HTTPAnswer) -> Seen:
         self._check(answer)
-        return Seen(state="submitted", provider_id=msgspec.json.decode(answer.body)["id"])
+        try:
+            return Seen(state="submitted", provider_id=msgspec.json.decode(answer.body)["id"])
+        except ValueError:
+            raise ProtocolError("the server's answer cannot be read") from None
 
     def webhook(self, headers: Mapping[str, str], body: bytes) -> Seen:
         found = msgspec.json.decode(body)

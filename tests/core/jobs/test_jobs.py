@@ -254,6 +254,25 @@ async def test_after_the_grace_it_is_the_same_attempt_where_that_is_no_second_jo
         assert len({submit["callback"] for submit in server.submits}) == 1
 
 
+@pytest.mark.parametrize(("resubmits", "options"), [(True, POLL), (False, POLL), (False, {})])
+async def test_answers_that_cannot_be_read_end_it(tmp_path: Path, resubmits: bool, options: dict[str, Any]) -> None:
+    """A page of another server, for instance: it is not submitted until the deadline comes."""
+    page = Doing(ack="page", webhooks=[])
+    async with serving(default=page) as server, manager_of(resubmits=resubmits) as manager:
+        job = await manager.submit(endpoint_of(server, tmp_path, grace_s=0.05, **options), CALL)
+        with pytest.raises(ServerError, match="cannot be read"):
+            await job
+        assert len(server.submits) == 2
+
+
+async def test_where_a_webhook_may_come_all_the_same_it_is_waited_for(tmp_path: Path) -> None:
+    page = Doing(ack="page", webhooks=[])
+    async with serving(page, page, Doing(ack="page")) as server, manager_of(resubmits=True) as manager:
+        job = await manager.submit(endpoint_of(server, tmp_path, grace_s=0.05), CALL)
+        assert (await job).text == TEXT  # type: ignore[union-attr]
+        assert len(server.submits) == 3
+
+
 async def test_the_first_attempt_may_still_win(tmp_path: Path) -> None:
     async with serving(Doing(ack="cut", webhooks=[]), Doing(webhooks=[])) as server, manager_of() as manager:
         job = await manager.submit(endpoint_of(server, tmp_path, grace_s=0.1), CALL)

@@ -686,6 +686,13 @@ def test_without_indexes_the_order_is_that_of_the_answer() -> None:
     assert found.usage is None
 
 
+def test_two_vectors_of_one_text_are_an_error_and_indexes_that_say_nothing_are_not() -> None:
+    with pytest.raises(ProtocolError, match="same index"):
+        decode_embeddings(embeddings(*({"index": number, "embedding": [number]} for number in (0, 2, 2))))
+    found = decode_embeddings(embeddings({"index": 0, "embedding": [2]}, {"index": 0, "embedding": [1]}))
+    assert found.vectors == [[2.0], [1.0]]
+
+
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
 def test_base64_is_little_endian_float32(vector: list[float]) -> None:
     packed = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -183,13 +183,18 @@ def test_by_jobs(way: str, tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(23)]
 
     def scripted(request: Request) -> Script:
-        return Script(finish_reason="error" if "text 22" in request.body["input"] else "stop")
+        return Script(finish_reason="error" if broken and "text 22" in request.body["input"] else "stop")
 
+    broken = True
     with LoopbackServer(default=scripted, part=part) as server:
         options = {**part.endpoint_options, "store": f"sqlite:///{tmp_path}/jobs.db"}
         endpoint = server.endpoint(transport="webhook", options=options)
         with pytest.raises(errors.ServerError, match="the script says"):
             by_jobs(way, endpoint, texts, chunk_size=5, group="texts")
+        broken = False
+        assert len(by_jobs(way, endpoint, texts, chunk_size=5, group="texts")) == 23
+        embedded = [text for job in part.jobs if job.state == "succeeded" for text in job.call["input"]]
+        assert sorted(embedded) == sorted(texts)  # each once, the one that had failed too
         found = by_jobs(way, endpoint, texts[:22], chunk_size=5, group="others")
         assert len(found) == 22
         assert sorted(len(job.call["input"]) for job in part.jobs[-5:]) == [2, 5, 5, 5, 5]

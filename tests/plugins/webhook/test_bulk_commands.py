@@ -78,7 +78,7 @@ def test_submit_again_retry_and_export(server: Server, file: Path, tmp_path: Pat
     counts = json.loads(done.stdout)
     assert (counts["total"], counts["done"], counts["failed"], counts["found"]) == (9, 8, 1, 0)
     assert counts["group"].startswith("texts-")
-    assert "call 4: ServerError" in done.stderr
+    assert "line 5: ServerError" in done.stderr
     assert f"jobs retry {file}" in done.stderr
     assert len(server.texts) == 8
 
@@ -115,9 +115,21 @@ def test_detach_and_watch(server: Server, file: Path, tmp_path: Path) -> None:
     assert watched.exit_code == 0, watched.stderr
     assert json.loads(watched.stdout)["jobs"] == {"succeeded": 1}
     assert run(tmp_path, "export", str(file), "-m", "e").exit_code == 0
+    assert "tries the others apart" not in watched.stderr
     nothing = run(tmp_path, "export", str(file), "-m", "other")
     assert nothing.exit_code == 2
     assert "were --model" in nothing.stderr
+
+
+def test_who_watches_is_told_how_one_bad_text_is_kept_from_the_others(
+    server: Server, file: Path, tmp_path: Path
+) -> None:
+    arguments = [str(file), "--url", server.loopback.url, "-m", "e", *HOOKS]
+    assert run(tmp_path, "submit", *arguments, "--detach").exit_code == 0
+    watched = run(tmp_path, "watch", str(file), *HOOKS)
+    assert watched.exit_code == 1
+    assert "`spanwire jobs submit`, as before, tries the others apart" in watched.stderr
+    assert "8 of 9 succeeded, 1 failed" in run(tmp_path, "submit", *arguments).stderr
 
 
 def test_wrong_usage(file: Path, tmp_path: Path) -> None:
@@ -136,11 +148,45 @@ def test_wrong_usage(file: Path, tmp_path: Path) -> None:
     ):
         found = run(tmp_path, "submit", str(file), "--url", "http://127.0.0.1:9", "-m", "e", *arguments)
         assert found.exit_code == 2, found.stderr
+    for out in (file, tmp_path, tmp_path / "none" / "out"):  # told before anything is submitted
+        found = run(tmp_path, "submit", str(file), "--url", "http://127.0.0.1:9", "-m", "e", "-o", str(out))
+        assert found.exit_code == 2
+        assert str(out) in found.stderr
+    both = run(tmp_path, "submit", str(file), "--url", "http://127.0.0.1:9", "-m", "e", "--detach", "-o", "out")
+    assert both.exit_code == 2
+    assert "--detach has no results" in both.stderr
     SQLiteStore(tmp_path / "jobs.db").close()
     unknown = run(tmp_path, "watch", "no-such-group")
     assert unknown.exit_code == 2
     assert "give --url" in unknown.stderr
     assert run(tmp_path, "export", str(file), "-o", str(file), "--url", "http://127.0.0.1:9", "-m", "e").exit_code == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes with a name")
+def test_a_pipe_is_refused_and_not_taken_for_an_empty_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = run(tmp_path, "submit", str(tmp_path / "pipe"), "--url", "http://127.0.0.1:9", "-m", "e")
+    assert refused.exit_code == 2
+    assert "write it to a file first" in refused.stderr
+
+
+def test_a_file_that_went_to_two_servers_is_asked_which(server: Server, file: Path, tmp_path: Path) -> None:
+    """The group follows from the file alone: what the one server gave is not to be taken for what the other did."""
+    server.fails = False
+    with LoopbackServer(part=WebhookPart()) as other:
+        for url in (server.loopback.url, other.url):
+            assert run(tmp_path, "submit", str(file), "--url", url, "-m", "e", *HOOKS).exit_code == 0
+        for command in ("export", "retry", "watch"):
+            unclear = run(tmp_path, command, str(file), *(() if command == "watch" else ("-m", "e")))
+            assert unclear.exit_code == 2
+            assert "say which" in unclear.stderr
+            assert str(other.port) in unclear.stderr
+        found = run(tmp_path, "export", str(file), "-m", "e", "--url", other.url)
+        assert found.exit_code == 0, found.stderr
+        assert run(tmp_path, "watch", str(file), "--url", other.url, *HOOKS).exit_code == 0
+        unknown = run(tmp_path, "retry", str(file), "-m", "e", "--url", "http://127.0.0.1:9/v1", *HOOKS)
+        assert unknown.exit_code == 2
+        assert "alone: give both" in unknown.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")

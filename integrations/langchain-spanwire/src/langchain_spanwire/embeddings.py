@@ -62,8 +62,8 @@ class SpanwireEmbeddings(Connected, Embeddings):
 
     group: str = ""
     """Where the server answers by jobs (``transport="webhook"``): the name under which the texts of :meth:`embed_documents` are
-    kept, so that the same texts, given again after a crash or an error, are embedded only as far as they were not. Without it
-    what is open is cancelled when the call ends early."""
+    kept, so that the same texts, given again after a crash or an error, are embedded only as far as they were not; what has
+    failed is tried again, once in each call. Without it what is open is cancelled when the call ends early."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text. Raises what ``spanwire.SyncConnectionManager.embed`` does."""
@@ -160,6 +160,7 @@ class SpanwireEmbeddings(Connected, Embeddings):
         chosen = self.model_fields_set
         return {
             "group": self.group,
+            "retry_failed": bool(self.group),  # who calls again wants it tried again
             "deadline_s": self.endpoint_now().timeouts.total_s,
             "shard": self.chunk_size if "chunk_size" in chosen else None,
             "shard_bytes": self.chunk_bytes if "chunk_bytes" in chosen else None,

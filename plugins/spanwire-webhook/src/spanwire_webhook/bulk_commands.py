@@ -21,7 +21,7 @@ from spanwire.errors import ConfigurationError, SpanwireError, visible
 if TYPE_CHECKING:
     from spanwire.endpoint import Endpoint
     from spanwire.jobs.bulk import Bulk, BulkCounts, JSONLFile
-    from spanwire.jobs.contract import JobRow, Store
+    from spanwire.jobs.contract import Store
     from spanwire.manager import ConnectionManager
 
 __all__ = ["add_to"]
@@ -142,6 +142,10 @@ def _submit(
     Exit code: 0, 1 if some have failed, 2 for wrong usage, 130 after Ctrl-C.
     """  # noqa: D301 - \b: click keeps the line breaks that follow
     with _usage():
+        if detach and output is not None:
+            raise ConfigurationError(
+                "--detach has no results to write: `spanwire jobs export` does later, without -o here"
+            )
         endpoint = _endpoint(url, dialect, store, option, api_key_env, header)
         asked = _Asked(file, model, group, window, shard, no_batch, deadline_s)
         raise typer.Exit(_run(endpoint, asked, detach=detach, output=output, as_json=as_json))
@@ -178,6 +182,8 @@ def _retry(
 
 def _watch(
     what: Annotated[str, typer.Argument(metavar="GROUP|FILE", help="A group of jobs, or the file that they are from.")],
+    url: _URL = None,
+    dialect: _Dialect = None,
     store: _Store = None,
     option: _Option = None,
     api_key_env: _KeyEnv = None,
@@ -191,7 +197,7 @@ def _watch(
     """
     with _usage():
         group = _group_of(Path(what)) if Path(what).is_file() else what
-        url, dialect = _where(store, group, None, None)
+        url, dialect = _where(store, group, url, dialect)
         endpoint = _endpoint(url, dialect, store, option, api_key_env, None)
         raise typer.Exit(_watched(endpoint, group, as_json=as_json))
 
@@ -267,8 +273,10 @@ class _Asked:
 
 def _group_of(path: Path) -> str:
     """The file's name and a hash of what is in it."""
+    from spanwire.jobs.bulk.rows import opened
+
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -317,26 +325,48 @@ def _api_key(endpoint: Endpoint, name: str | None) -> str | None:
 
 
 def _where(store: str | None, group: str, url: str | None, dialect: str | None) -> tuple[str, str | None]:
-    """Where the jobs of a group went, unless it is said."""
-    if url is not None:
+    """Where the jobs of a group went, as far as it is not said."""
+    if url is not None and dialect is not None:
         return url, dialect
+    from spanwire.endpoint import Endpoint
+    from spanwire.jobs.runner import origin_of
+
     from .commands import _existing
 
     opened = _existing(store)
     try:
-        row = _one_of(opened, group)
+        found = _parties(opened, group)
     finally:
         opened.close()
-    if row is None:
+    wanted = None if url is None else origin_of(Endpoint(url, transport="webhook"))
+    fitting = sorted(
+        (origin, name)
+        for origin, name in found
+        if (wanted is None or origin == wanted) and (dialect is None or name == dialect)
+    )
+    if len(fitting) == 1:
+        return (fitting[0][0] if url is None else url), fitting[0][1]
+    some = fitting or sorted(found)
+    there = ", ".join(f"{origin} ({name})" for origin, name in some)
+    if not some:
         raise ConfigurationError(
             f"the store has no jobs of group {group!r}: give --url and --dialect, or --group, or --store"
         )
-    return row.origin, row.dialect if dialect is None else dialect
+    if fitting:
+        raise ConfigurationError(f"group {group!r} has jobs at {there}: say which by --url and --dialect")
+    raise ConfigurationError(
+        f"group {group!r} has jobs at {there} alone: give both --url and --dialect for another place"
+    )
 
 
-def _one_of(store: Store, group: str) -> JobRow | None:
-    rows = [*store.completed(group)[:1], *(row for row in store.due(float("inf"), 10_000) if row.group == group)]
-    return rows[0] if rows else None
+def _parties(store: Store, group: str) -> set[tuple[str, str]]:
+    """The endpoints and dialects that a group has jobs of."""
+    found = {(row.origin, row.dialect) for row in store.due(float("inf"), 10_000) if row.group == group}
+    after = (0.0, "")
+    while rows := store.completed(group, after):
+        found.update((row.origin, row.dialect) for row in rows)
+        after = (rows[-1].resolved_s, rows[-1].id)
+    return found
 
 
 # --- doing it -----------------------------------------------------------------------------------------------------------
@@ -353,6 +383,8 @@ def _run(
 ) -> int:
     from spanwire.manager import ConnectionManager
 
+    if output is not None:
+        _check_output(output, asked.file.path)  # before the hours that the jobs may take
     last: list[BulkCounts] = []
 
     async def main() -> None:
@@ -365,11 +397,11 @@ def _run(
                         if detach:
                             await bulk.submitted()
                         else:
-                            await _take(bulk)
+                            await _take(bulk, asked.file)
                 finally:
                     ticking.cancel()
                     last.append(bulk.counts)
-            if output is not None and not detach:
+            if output is not None:
                 _write_results(bulk, asked.file, output, failed=False)
 
     interrupted = False
@@ -385,12 +417,13 @@ def _run(
     return 1 if counts is None or counts.failed else 0
 
 
-async def _take(bulk: Bulk) -> None:
+async def _take(bulk: Bulk, file: JSONLFile) -> None:
     shown = 0
     async for result in bulk:
         if result.error is not None and shown < _SHOWN:
             shown += 1
-            _say(f"call {result.index}: {type(result.error).__name__}: {result.error}")
+            line = await asyncio.to_thread(file.line_of, result.index)
+            _say(f"line {line}: {type(result.error).__name__}: {result.error}")
 
 
 async def _tick(bulk: Bulk, show: Callable[[BulkCounts], None]) -> None:
@@ -448,6 +481,11 @@ def _watched(endpoint: Endpoint, group: str, *, as_json: bool) -> int:
         said = {"group": group, "jobs": dict(sorted(states.items())), "interrupted": interrupted}
         typer.echo(msgspec.json.format(msgspec.json.encode(said)).decode())
     _say(f"jobs of {group}: {_words(states) or 'none has ended'}")
+    if set(states) - {"succeeded"}:
+        _say(
+            "of a job that failed for one of its calls `spanwire jobs submit`, as before, tries the others apart; `spanwire jobs retry` "
+            "submits again all that has not succeeded"
+        )
     if interrupted:
         return 130
     return 0 if set(states) <= {"succeeded"} else 1
@@ -471,6 +509,15 @@ def _write_results(bulk: Bulk, file: JSONLFile, output: Path | None, *, failed: 
     return counts
 
 
+def _check_output(path: Path, source: Path) -> None:
+    """Raises ConfigurationError: nothing can be written there."""
+    if path.exists() and path.samefile(source):
+        raise ConfigurationError(f"{path} is the file of the calls: write to another one (-o)")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        reason = "it is a directory" if path.is_dir() else "its directory is not there"
+        raise ConfigurationError(f"{path} cannot be written: {reason}")
+
+
 @contextlib.contextmanager
 def _written(path: Path | None, source: Path) -> Iterator[Callable[[bytes], object]]:
     """All or nothing, in one step, once it is whole; stdout without a path."""
@@ -483,8 +530,7 @@ def _written(path: Path | None, source: Path) -> Iterator[Callable[[bytes], obje
             with path.open("wb") as file:
                 yield file.write
             return
-        if path.exists() and path.samefile(source):
-            raise ConfigurationError(f"{path} is the file of the calls: write to another one (-o)")
+        _check_output(path, source)
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with beside.open("wb") as file:

@@ -129,7 +129,7 @@ class Bulk:
         """What the store has of these calls now, in their order; nothing is submitted, and nobody is asked. Blocking.
 
         Raises:
-            ConfigurationError: there is no group, or the calls can be read only once.
+            ConfigurationError: there is no group, the calls can be read only once, or they have changed meanwhile.
             JobError: the store is down.
         """
         for index, job, outcome in self._drive.stored():

@@ -203,6 +203,7 @@ class Drive:
             origin=party.origin,
             dialect=party.dialect_name,
             rules=self.task.rules,
+            submitted=self._manifest,
         )
 
     # --- feeding --------------------------------------------------------------------------------------------------------
@@ -377,7 +378,9 @@ class Drive:
         index = 0
         async for call, data in _read(self.task.calls, self.task.party.endpoint):
             if index in wanted:
-                found[index] = Part(index, call, wanted[index].inputs, len(data))
+                if hash(data) != wanted[index].mark:
+                    break
+                found[index] = Part(index, call, wanted[index].inputs, len(data), wanted[index].mark)
                 if len(found) == len(wanted):
                     break
             index += 1
@@ -445,8 +448,9 @@ class Drive:
             self._todo.extendleft(reversed(halves(shard)))
             return
         again = await self._next_round(shard) if row is not None else None
-        if again is None and shard.state not in TERMINAL and isinstance(why, (RateLimited, Overloaded)):
-            # It was acknowledged, and then found to be too much, such as a batch for a queue that is full.
+        if again is None and isinstance(why, (RateLimited, Overloaded)):
+            # It was acknowledged, and then found to be too much, such as a batch for a queue that is full. Whoever waited to
+            # submit it again may have died meanwhile.
             again = self._later(shard, why, ticket)
         if again is not None:
             self._todo.appendleft(again)
@@ -515,7 +519,7 @@ class Drive:
         async for call, data in _read(calls, self.task.party.endpoint):
             if self.group:
                 again.add(data)
-            for shard in cutter.add(call, len(data)):
+            for shard in cutter.add(call, data):
                 yield shard
         if self.group and again.digest() != self._manifest:
             raise ConfigurationError("the calls were others when they were read again: did the file change?")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import os
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import msgspec
 from ...calls import Call, Embeddings, Reply
 from ...errors import ConfigurationError, ServerError, SpanwireError
 
-__all__ = ["JSONLFile", "Row", "result_row"]
+__all__ = ["JSONLFile", "Row", "opened", "result_row"]
 
 _OPERATIONS = {"/chat/completions": "chat", "/embeddings": "embeddings"}
 
@@ -24,14 +27,28 @@ class Row(msgspec.Struct, frozen=True):
     call: Call
 
 
+def opened(path: Path) -> BufferedReader:
+    """The file, for reading; it is read several times.
+
+    Raises:
+        ConfigurationError: it is a pipe or the like, which is empty the second time.
+        OSError: it cannot be opened.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigurationError(
+            f"{path} is no file but a pipe or a device, and it is read several times: write it to a file first"
+        )
+    return path.open("rb")
+
+
 class JSONLFile:
     """Calls in a file, one a line, read anew each time: give it to ``manager.submit_many`` as it is.
 
     A line is a row of OpenAI's batch files, ``{"custom_id": ..., "method": "POST", "url": "/v1/embeddings", "body": {...}}``, or
-    such a body alone. Empty lines are left out.
+    such a body alone. Empty lines are left out, and so is a byte order mark.
 
     Args:
-        path: the file, UTF-8.
+        path: the file, UTF-8. A pipe can be read only once: it is none.
         model: for bodies that name none.
 
     Raises:
@@ -52,12 +69,28 @@ class JSONLFile:
     def rows(self) -> Iterator[Row]:
         """The calls with their names."""
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 for number, line in enumerate(file, start=1):
+                    if number == 1:
+                        line = line.removeprefix(codecs.BOM_UTF8)
                     if line.strip():
                         yield self._row(line, number)
         except OSError as error:
             raise ConfigurationError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    def line_of(self, index: int) -> int:
+        """The number of a call's line, from 1. Blocking; raises ConfigurationError: the file is not what it was."""
+        try:
+            with opened(self.path) as file:
+                there = (
+                    number for number, line in enumerate(file, start=1) if line.removeprefix(codecs.BOM_UTF8).strip()
+                )
+                found = next(itertools.islice(there, index, None), None)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        if found is None:
+            raise ConfigurationError(f"{self.path} has no call {index} any more: did the file change?")
+        return found
 
     def _row(self, line: bytes, number: int) -> Row:
         where = f"{self.path}, line {number}"

@@ -20,6 +20,7 @@ from ...errors import (
     Overloaded,
     ProtocolError,
     RateLimited,
+    ServerError,
     SpanwireError,
 )
 from ..contract import BatchCodec, JobCodec, State
@@ -47,9 +48,12 @@ BATCH_BYTES = 32 * 1024 * 1024
 #: What a submit has around the call: the callback's URL, ids, settings.
 _AROUND = 4096
 #: What is kept of a call that is read again if it is needed, in bytes.
-_KEPT = 80
+_KEPT = 112
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
+#: HTTP statuses and codes that are said of the model or the address. Sources: RFC 9110; OpenAI's errors; Baseten's codes;
+#: google.rpc.Code; ``unread_answer`` is ours, see the runner.
+_OF_ALL = frozenset({"404", "405", "501", "model_not_found", "MODEL_DOES_NOT_EXIST", "NOT_FOUND", "unread_answer"})
 
 Kind = Literal["batch", "merge", "single"]
 Outcome = Reply | Embeddings | SpanwireError
@@ -111,13 +115,21 @@ def rules_of(
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """One call of a shard. ``inputs``: of embeddings, else 1. ``size``: bytes. ``call``: None of one that is read again if it is
-    needed."""
+    """One call of a shard.
+
+    Attributes:
+        index: its place among the calls.
+        call: None of one that is read again if it is needed.
+        inputs: of embeddings, else 1.
+        size: bytes.
+        mark: a hash of its encoding, good in this process: what is read again has to be the same call.
+    """
 
     index: int
     call: Call | None
     inputs: int
     size: int
+    mark: int
 
 
 class Shard(msgspec.Struct, eq=False):
@@ -156,8 +168,9 @@ class Cutter:
         self.calls = 0
         self._shards = 0
 
-    def add(self, call: Call, size: int) -> list[Shard]:
-        """The next call, of so many bytes; returns the shards that are whole now."""
+    def add(self, call: Call, data: bytes) -> list[Shard]:
+        """The next call, and how it is encoded; returns the shards that are whole now."""
+        size = len(data)
         kind, key, inputs = self._fits_with(call)
         if kind == "batch":
             size += _ROW
@@ -169,7 +182,7 @@ class Cutter:
         whole = []
         if self._parts and (key is None or key != self._key or full or over):
             whole.append(self._close())
-        self._parts.append(Part(self.calls, call, inputs, size))
+        self._parts.append(Part(self.calls, call, inputs, size, hash(data)))
         self._kind, self._key = kind, key
         self._inputs += inputs
         self._bytes += size
@@ -235,7 +248,7 @@ def call_of(shard: Shard) -> Call:
 
 def without_calls(shard: Shard) -> list[Part]:
     """Its parts, of which the calls are left out: where they can be read again, a large batch is not kept in memory."""
-    return [Part(part.index, None, part.inputs, _KEPT) for part in shard.parts]
+    return [Part(part.index, None, part.inputs, _KEPT, part.mark) for part in shard.parts]
 
 
 def halves(shard: Shard) -> list[Shard]:
@@ -248,8 +261,11 @@ def halves(shard: Shard) -> list[Shard]:
 
 
 def may_be_one_call(error: SpanwireError) -> bool:
-    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed."""
-    return not isinstance(error, (AuthenticationFailed, Overloaded, RateLimited))
+    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed. That the model
+    or the address is not there is said of each half as well, down to every call by itself."""
+    if isinstance(error, (AuthenticationFailed, Overloaded, RateLimited)):
+        return False
+    return not (isinstance(error, ServerError) and {str(error.status), str(error.code)} & _OF_ALL)
 
 
 def outcomes(shard: Shard, reply: Reply | Embeddings | BatchReply) -> list[Outcome]:

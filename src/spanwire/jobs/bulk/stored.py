@@ -21,22 +21,42 @@ Found = tuple[int, str | None, Outcome | None]
 
 
 def stored(
-    store: Store, codec: JobCodec, calls: Iterable[Call], *, group: str, origin: str, dialect: str, rules: Rules
+    store: Store,
+    codec: JobCodec,
+    calls: Iterable[Call],
+    *,
+    group: str,
+    origin: str,
+    dialect: str,
+    rules: Rules,
+    submitted: bytes = b"",
 ) -> Iterator[Found]:
     """Every call once, in order. ``calls`` is read twice.
 
+    Args:
+        submitted: the manifest's digest when they were submitted by this bulk; empty if they were not.
+
     Raises:
+        ConfigurationError: the calls are not those any more.
         JobError: the store is down.
     """
-    manifest = Manifest(group=group, origin=origin, dialect=dialect, rules=rules)
+    manifest, again = (Manifest(group=group, origin=origin, dialect=dialect, rules=rules) for _ in range(2))
     for call in calls:
         manifest.add(encoded(call))
-    look = _Look(store, codec, manifest.digest())
+    digest = manifest.digest()
+    if submitted not in (b"", digest):
+        raise ConfigurationError(
+            "the calls are others than those that were submitted: did the file change? Their results are in the store, and are "
+            "found with the calls as they were"
+        )
+    look = _Look(store, codec, digest)
     cutter = Cutter(rules)
     for call in calls:
-        for shard in cutter.add(call, len(encoded(call))):
+        data = encoded(call)
+        again.add(data)
+        for shard in cutter.add(call, data):
             yield from sorted(look.at(shard), key=lambda found: found[0])
-    if cutter.calls != manifest.calls:
+    if again.digest() != digest:
         raise ConfigurationError("the calls were others when they were read again: did the file change?")
     for shard in cutter.finish():
         yield from sorted(look.at(shard), key=lambda found: found[0])

@@ -25,7 +25,8 @@ from spanwire.errors import (
     server_error,
 )
 from spanwire.hookspecs import hookimpl
-from spanwire.jobs.bulk import BulkResult
+from spanwire.jobs import runner
+from spanwire.jobs.bulk import BulkResult, drive
 from spanwire.jobs.contract import BatchLimits
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.transport import Dialect
@@ -205,6 +206,16 @@ async def test_a_bad_text_fails_alone(tmp_path: Path) -> None:
             manager.submit_many(endpoint, calls, retry_failed=True)
 
 
+async def test_a_model_that_is_not_there_is_not_asked_for_with_each_text(tmp_path: Path) -> None:
+    async with serving_texts(Doing(ack=404)) as server, manager_of() as manager:
+        for _ in range(2):  # the second finds the failure in the store
+            bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(8), group="g")
+            results = sorted([result async for result in bulk], key=lambda result: result.index)
+            assert [type(result.error).__name__ for result in results] == ["BadRequest"] * 8
+            assert list(map(type, (result.error for result in bulk.stored()))) == [type(results[0].error)] * 8
+            assert len(server.submits) == 1
+
+
 async def test_a_wrong_number_of_vectors_is_an_error_of_its_shard(tmp_path: Path) -> None:
     wrong = Doing(webhooks=[{"status": "done", "output": [[0.0]]}])
     async with serving_texts(wrong) as server, manager_of() as manager:
@@ -318,6 +329,29 @@ async def test_a_store_that_is_down_for_a_moment(tmp_path: Path, monkeypatch: py
         assert set(server.embedded.values()) == {1}
 
 
+async def test_a_store_that_stays_down_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed, looks = SQLiteStore.changed, 0
+
+    def down(self: SQLiteStore) -> int:
+        nonlocal looks
+        looks += 1
+        if looks <= 20:
+            raise JobError("database or disk is full") from OSError("it is full")
+        return changed(self)
+
+    monkeypatch.setattr(SQLiteStore, "changed", down)
+    monkeypatch.setattr(runner, "_IDLE_LOOK_S", 0.001)
+    async with serving_texts() as server, manager_of() as manager:
+        bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(2), group="g")
+        assert (await bulk.wait()).done == 2
+    assert looks > 20
+    told = [record for record in caplog.records if "are not looked at" in record.message]
+    assert len(told) == 1
+    assert told[0].exc_info
+
+
 async def test_calls_that_change_while_they_are_read_are_refused(tmp_path: Path) -> None:
     class Changing:
         reads = 0
@@ -329,6 +363,30 @@ async def test_calls_that_change_while_they_are_read_are_refused(tmp_path: Path)
     async with serving_texts() as server, manager_of() as manager:
         with pytest.raises(ConfigurationError, match="others when they were read again"):
             await manager.submit_many(endpoint_of(server, tmp_path), Changing(), group="g").wait()
+
+
+class Edited:
+    """Calls that are others once they were read so often: a file that is edited while its jobs run."""
+
+    def __init__(self, reads: int, *words: str, chat: bool = False) -> None:
+        self.reads, self.words, self.chat = reads, words, chat
+
+    def __iter__(self) -> Iterator[spanwire.Call]:
+        self.reads -= 1
+        word = self.words[self.reads < 0]
+        for number in range(4):
+            text = f"{word} t{number}"
+            chat = spanwire.Call.chat("m", [{"role": "user", "content": text}])
+            yield chat if self.chat else spanwire.Call.embeddings("e", text)
+
+
+@pytest.mark.parametrize("reads", [2, 3])
+async def test_what_is_stored_of_calls_that_have_changed_is_not_given_as_theirs(tmp_path: Path, reads: int) -> None:
+    async with serving_texts() as server, manager_of() as manager:
+        bulk = manager.submit_many(endpoint_of(server, tmp_path), Edited(reads, "old", "new"), group="g")
+        assert (await bulk.wait()).done == 4
+        with pytest.raises(ConfigurationError, match="did the file change"):
+            list(bulk.stored())
 
 
 class Batching(Simple):
@@ -376,6 +434,15 @@ async def test_batches_first_and_their_calls_fail_alone(tmp_path: Path) -> None:
         assert len(server.submits) == 3
 
 
+async def test_calls_that_have_changed_are_not_submitted_as_halves_of_a_batch(tmp_path: Path) -> None:
+    calls = Edited(2, "old", "new", chat=True)  # read for the hash, for the batch, and for its halves
+    failed = Doing(webhooks=[{"status": "failed", "code": "bad", "error": "one of them is bad"}])
+    async with serving(failed) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
+        with pytest.raises(ConfigurationError, match="others when they were read again"):
+            await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()
+        assert len(server.submits) == 1
+
+
 async def test_a_batch_for_a_full_queue_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [spanwire.Call.chat("m", [{"role": "user", "content": str(number)}]) for number in range(8)]
     full = Doing(webhooks=[{"status": "failed", "code": "queue_full", "error": "the queue is full"}])
@@ -389,6 +456,18 @@ async def test_a_batch_for_a_full_queue_is_submitted_again(tmp_path: Path, monke
         again = manager.submit_many(endpoint_of(server, tmp_path), calls, group="g", window=1)
         assert (await again.wait()).done == 8
         assert len(server.submits) == 3
+
+
+async def test_a_run_that_died_before_a_full_queue_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [spanwire.Call.chat("m", [{"role": "user", "content": str(number)}]) for number in range(4)]
+    full = Doing(webhooks=[{"status": "failed", "code": "queue_full", "error": "the queue is full"}])
+    done = Doing(webhooks=[{"status": "done", "output": dict(zip("0123", "abcd", strict=True))}])
+    async with serving(full, done) as server, spanwire.ConnectionManager(plugins=[Plugin(Batching())]) as manager:
+        with monkeypatch.context() as dying:
+            dying.setattr(drive, "_ROUNDS", 0)  # it never comes to the next round
+            assert (await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()).failed == 4
+        assert (await manager.submit_many(endpoint_of(server, tmp_path), calls, group="g").wait()).done == 4
+        assert len(server.submits) == 2
 
 
 def test_without_asyncio(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,22 @@ def test_results_are_rows_of_batch_output() -> None:
     assert bad["error"]["message"] == "no"
     lost = row(3, None, None, JobLost("gone"))
     assert (lost["response"], lost["error"]["code"]) == (None, "JobLost")
+
+
+def test_what_windows_writes(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"model": "e", "input": "a"}\r\n\r\n{"model": "e", "input": "b"}\r\n')
+    assert [row.call.body["input"] for row in JSONLFile(path).rows()] == ["a", "b"]
+    assert [JSONLFile(path).line_of(index) for index in (0, 1)] == [1, 3]
+    with pytest.raises(ConfigurationError, match="no call 2 any more"):
+        JSONLFile(path).line_of(2)
+    path.write_bytes(b'{"model": "e", "input": "a"}\n' + codecs.BOM_UTF8 + b'{"model": "e", "input": "b"}')
+    with pytest.raises(ConfigurationError, match="line 2: no JSON"):
+        list(JSONLFile(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name")
+def test_a_pipe_is_empty_the_second_time(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="write it to a file first"):
+        list(JSONLFile(tmp_path / "pipe"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import spanwire
 from spanwire.calls import BatchReply, Embeddings, Reply
-from spanwire.errors import ConfigurationError, ProtocolError, RateLimited, ServerError
+from spanwire.errors import ConfigurationError, ProtocolError, RateLimited, ServerError, server_error
 from spanwire.jobs.bulk.manifest import encoded
 from spanwire.jobs.bulk.shards import Cutter, Rules, Shard, call_of, halves, may_be_one_call, outcomes, rules_of
 from spanwire.jobs.contract import BatchLimits
@@ -21,7 +21,7 @@ E = spanwire.Call.embeddings
 
 def cut(rules: Rules, *calls: spanwire.Call) -> list[Shard]:
     cutter = Cutter(rules)
-    return [shard for call in calls for shard in cutter.add(call, len(encoded(call)))] + cutter.finish()
+    return [shard for call in calls for shard in cutter.add(call, encoded(call))] + cutter.finish()
 
 
 def numbers(shards: list[Shard]) -> list[list[int]]:
@@ -160,4 +160,8 @@ def test_results_of_a_batch_are_matched_by_name() -> None:
 
 def test_what_may_be_one_calls_fault() -> None:
     assert may_be_one_call(ServerError("the model failed"))
+    assert may_be_one_call(server_error("too long", status=400))
+    assert may_be_one_call(server_error("too large", status=413))
     assert not may_be_one_call(RateLimited("later"))
+    assert not may_be_one_call(server_error("no such model", status=404))
+    assert not may_be_one_call(server_error("no such model", code="model_not_found"))

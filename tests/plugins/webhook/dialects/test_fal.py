@@ -49,6 +49,8 @@ def test_what_its_caller_has_cancelled_is_no_failure() -> None:
         answer({"request_id": "r-1", "status": "COMPLETED", "error": "x", "error_type": "client_cancelled"})
     )
     assert (told.state, told.fetch) == ("cancelled", False)
+    body = {"request_id": "r-1", "status": "ERROR", "error": "x", "error_type": "client_cancelled", "payload": None}
+    assert CODEC.webhook({}, encode(body)).state == "cancelled"
 
 
 @pytest.mark.parametrize("model", ["m", "../x/y", "a/../b", "a//b", "a/b?c", "/a/b", "a/b/"])

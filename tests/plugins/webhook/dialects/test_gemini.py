@@ -338,6 +338,30 @@ def test_a_batch_of_chat_calls() -> None:
     assert isinstance(error, errors.RateLimited)
 
 
+def test_what_cannot_be_read_of_a_batch_is_an_error_of_its_call_alone() -> None:
+    good = {"response": {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": "STOP"}]}}
+    bad = {"error": {"code": 8, "message": "later"}}
+    rows: list[Any] = [
+        {"metadata": {"key": "c:a"}, **good},
+        {"metadata": {"key": "c:b"}, "response": 7},
+        {"metadata": {"key": "c:a"}, **bad},
+        {"metadata": {"key": "c:c"}, **bad},
+        {"metadata": {"key": "c:c"}, **good},
+        dict(good),
+    ]
+    items = CODEC.replies(encode(operation(rows))).items
+    assert set(items) == {"a", "b", "c"}
+    assert isinstance(items["b"], errors.ProtocolError)
+    assert all(isinstance(items[name], spanwire.Reply) for name in "ac")
+    vector = {"response": {"embedding": {"values": [1]}}}
+    texts = [{"metadata": {"key": key}, **vector} for key in ("e0:a", "e2:a", "e0:b")]
+    items = CODEC.replies(encode(operation(texts, "inlinedEmbedContentResponses"))).items
+    assert isinstance(items["a"], errors.ProtocolError)
+    assert isinstance(items["b"], spanwire.Embeddings)
+    with pytest.raises(errors.ProtocolError, match="no keys of ours"):
+        CODEC.replies(encode(operation([dict(good)])))
+
+
 def test_texts_are_embedded_as_a_batch_and_come_back_in_order() -> None:
     call = spanwire.Call.embeddings("e", ["x", "y"], dimensions=2)
     request = CODEC.submit(call, endpoint(URL), row(), None)
@@ -364,6 +388,11 @@ def test_texts_are_embedded_as_a_batch_and_come_back_in_order() -> None:
     answers = [{"metadata": {"key": key}, "response": {"embedding": {"values": [1]}}} for key in keys]
     items = CODEC.replies(encode(operation(answers, "inlinedEmbedContentResponses"))).items
     assert {name: len(item.vectors) for name, item in items.items()} == {"one": 2, "two": 1}  # type: ignore[union-attr]
+    # One text of three has no result, another has two: the vectors after it are not moved to its place.
+    for numbers in ((0, 2), (0, 1, 1), (1, 1)):
+        some = [{"metadata": {"key": f"e{n}:"}, "response": {"embedding": {"values": [n]}}} for n in numbers]
+        with pytest.raises(errors.ProtocolError, match=r"of text|of one text"):
+            CODEC.reply("embeddings", encode(operation(some, "inlinedEmbedContentResponses")))
     with pytest.raises(errors.ConfigurationError, match="token ids"):
         CODEC.submit(spanwire.Call.embeddings("e", [1, 2]), endpoint(URL), row(), None)
 

@@ -77,6 +77,8 @@ class FalJobs(CommonJobs):
         fields = Fields(body)
         word, provider_id = fields.text("status"), fields.id("request_id")
         if word == "ERROR":
+            if _code(fields) == _CANCELLED:  # as the status says it
+                return Seen(state="cancelled", provider_id=provider_id)
             message = fields.text("error") or "the model failed, without a message"
             return Seen(state="failed", provider_id=provider_id, code=_code(fields), message=message[:1000])
         if word != "OK":

@@ -227,9 +227,12 @@ def embeddings_of(operation: Any) -> Embeddings:
     """Of an embeddings call: one answer for each text. Raises ServerError: one of them has an error; ProtocolError."""
     answers = _answers(operation)
     keys = [_key(answer) for answer in answers]
-    if all(key is not None and key[0] is not None for key in keys):
-        order = sorted(range(len(answers)), key=lambda at: _place(keys[at]))
-        answers = [answers[at] for at in order]
+    if any(key is not None for key in keys):  # else the order is all there is
+        answers = _in_order(
+            {-1 if key is None or key[0] is None else key[0]: one for key, one in zip(keys, answers, strict=True)}
+        )
+        if len(answers) != len(keys):
+            raise ProtocolError("the batch has several results of one text")
     for answer in answers:
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             raise ServerError(str(answer["error"].get("message") or "a text could not be embedded"))
@@ -243,24 +246,45 @@ def embeddings_of(operation: Any) -> Embeddings:
 def replies_of(operation: Any, meant: Callable[[str, str | None], ServerError]) -> BatchReply:
     """By the names of the calls. Raises ProtocolError."""
     items: dict[str, Reply | Embeddings | SpanwireError] = {}
+    failed: dict[str, SpanwireError] = {}
     vectors: dict[str, dict[int, Any]] = {}
-    for answer in _answers(operation):
-        key = _key(answer)
-        if key is None:
-            raise ProtocolError("a result of the batch has no key of ours: nobody knows whose it is")
+    answers = _answers(operation)
+    keys = [_key(answer) for answer in answers]
+    if answers and not any(keys):
+        raise ProtocolError("the results of the batch have no keys of ours: nobody knows whose they are")
+    for key, answer in zip(keys, answers, strict=True):
+        if key is None:  # one that nobody can place is no reason to lose the others
+            continue
         index, name = key
         response, error = answer.get("response"), answer.get("error")
         if isinstance(error, dict):
             number = error.get("code")
-            items[name] = meant(str(error.get("message") or "the call failed"), None if number is None else str(number))
-        elif index is None:
-            items[name] = reply_of_content(response, json_of(response))
-        else:
-            vectors.setdefault(name, {})[index] = response
+            failed[name] = meant(
+                str(error.get("message") or "the call failed"), None if number is None else str(number)
+            )
+            continue
+        try:
+            if index is None:
+                items[name] = reply_of_content(response, json_of(response))
+            else:
+                vectors.setdefault(name, {})[index] = response
+        except SpanwireError as problem:
+            failed[name] = problem
     for name, found in vectors.items():
-        if name not in items:
-            items[name] = embedding_of([found[index] for index in sorted(found)], None)
-    return BatchReply(items)
+        if name not in failed:
+            try:
+                items[name] = embedding_of(_in_order(found), None)
+            except SpanwireError as problem:
+                failed[name] = problem
+    return BatchReply(failed | items)  # of two rows the one that has an answer
+
+
+def _in_order(found: Mapping[int, Any]) -> list[Any]:
+    """Of texts by their numbers. Raises ProtocolError: one has no result, and those after it would have its place."""
+    missing = next((index for index in range(len(found)) if index not in found), None)
+    if missing is not None:
+        raise ProtocolError(f"the batch has no result of text {missing}")
+    return [found[index] for index in range(len(found))]
 
 
 _KEY = re.compile(r"(?:c|e([0-9]{1,9})):(.*)\Z", re.DOTALL)
@@ -272,7 +296,3 @@ def _key(answer: Any) -> tuple[int | None, str] | None:
     key = metadata.get("key") if isinstance(metadata, dict) else None
     found = _KEY.match(key) if isinstance(key, str) else None
     return None if found is None else (None if found[1] is None else int(found[1]), found[2])
-
-
-def _place(key: tuple[int | None, str] | None) -> int:
-    return 0 if key is None or key[0] is None else key[0]
