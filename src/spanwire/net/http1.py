@@ -204,6 +204,7 @@ class HTTP1Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1, low=0)
         self._round_trip.socket = transport.get_extra_info("socket")
         sockets.limit_unsent(self._round_trip.socket)
+        sockets.limit_reads(transport)
 
     def data_received(self, data: bytes) -> None:
         now_ns = self.arrival_ns = time.perf_counter_ns()

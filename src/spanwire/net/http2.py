@@ -418,6 +418,7 @@ class HTTP2Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1, low=0)
         self._round_trip.socket = transport.get_extra_info("socket")
         sockets.limit_unsent(self._round_trip.socket)
+        sockets.limit_reads(transport)
         self._engine.initiate_connection()
         self._engine.increment_flow_control_window(CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
         self._flush()

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import cast
 
-__all__ = ["RoundTrip", "abort", "backlog_ns", "limit_unsent", "min_rtt_ns"]
+__all__ = ["RoundTrip", "abort", "backlog_ns", "limit_reads", "limit_unsent", "min_rtt_ns"]
 
 #: ``tcpi_min_rtt`` in ``struct tcp_info`` of linux/tcp.h: offset in bytes, u32, microseconds; all ones = no sample yet.
 _MIN_RTT = struct.Struct("=I")
@@ -37,6 +37,10 @@ _YOUNG_ASKS = 16
 #: server's. A large one costs no throughput, since nothing is taken from what is on its way.
 _UNSENT_BYTES = 64 * 1024
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+#: How much asyncio makes room for at each read, in bytes, whatever comes. By itself 256 KiB (``max_size`` in its
+#: selector_events.py and sslproto.py): from 128 KiB up (glibc's M_MMAP_THRESHOLD) the kernel may have to map that, clear what
+#: is used of it and take it away again, for each token. A TLS record is 16 KiB at most.
+_READ_BYTES = 64 * 1024
 
 
 def min_rtt_ns(of: socket.socket) -> int | None:
@@ -121,6 +125,13 @@ def limit_unsent(of: socket.socket | None) -> None:
     if _NOTSENT_LOWAT is not None and of is not None:
         with contextlib.suppress(OSError):  # a unix socket: the server reads what is written
             of.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+def limit_reads(transport: asyncio.BaseTransport) -> None:
+    """Have asyncio read ``_READ_BYTES`` at once; other loops, which keep a buffer, are left as they are."""
+    for reader in (transport, getattr(transport, "_ssl_protocol", None)):
+        if getattr(reader, "max_size", 0) > _READ_BYTES:
+            reader.max_size = _READ_BYTES  # type: ignore[union-attr]
 
 
 def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:

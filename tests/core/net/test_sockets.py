@@ -7,11 +7,13 @@ import contextlib
 import gc
 import itertools
 import socket
+import ssl
 import sys
 import warnings
 from collections.abc import Callable
 
 import pytest
+import trustme
 
 from spanwire.net import sockets
 
@@ -80,6 +82,62 @@ def test_little_is_left_unsent_in_the_kernel_and_a_unix_socket_is_left_alone() -
     with socket.socket(socket.AF_UNIX) as local:
         sockets.limit_unsent(local)
     sockets.limit_unsent(None)
+
+
+class Reader(asyncio.Protocol):
+    """Notes how much each read has brought."""
+
+    def __init__(self, whole: int) -> None:
+        self.sizes: list[int] = []
+        self.done = asyncio.get_running_loop().create_future()
+        self._whole = whole
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        sockets.limit_reads(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+        if sum(self.sizes) == self._whole:
+            self.done.set_result(None)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_no_read_makes_room_for_more_than_its_limit(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setblocking(False)
+            whole = theirs.send(bytes(150_000))
+            assert whole > 2 * 64 * 1024
+            loop = asyncio.get_running_loop()
+            transport, reader = await loop.create_connection(lambda: Reader(whole), sock=ours)
+            await reader.done
+            if isinstance(loop, asyncio.SelectorEventLoop):  # the others keep a buffer of their own
+                assert max(reader.sizes) == 64 * 1024
+            transport.abort()
+
+    with contextlib.closing(new_loop()) as loop:
+        loop.run_until_complete(body())
+
+
+def test_no_read_of_tls_makes_room_for_more_than_its_limit() -> None:
+    """What it brings tells nothing here: a record of TLS is smaller."""
+
+    async def body() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority = trustme.CA()
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        trust = ssl.create_default_context()
+        authority.configure_trust(trust)
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
+            port = server.sockets[0].getsockname()[1]
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: Reader(1), "127.0.0.1", port, ssl=trust
+            )
+            assert transport._ssl_protocol.max_size == 64 * 1024  # type: ignore[attr-defined]
+            transport.abort()
+
+    asyncio.run(body())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import gc
 import gzip
 import time
 import zlib
 from typing import Any
 
 import pytest
+from spanwire_sse.exchange import HTTPExchange
 
 import spanwire
 from spanwire import errors
@@ -389,3 +391,33 @@ def test_a_slow_readers_connection_is_not_given_back_stopped(left: bool) -> None
 
         run(body)
         assert server.connections == 1
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "left"])
+def test_an_exchange_goes_with_its_call_and_not_with_the_collector(way: str) -> None:
+    script = Script(hang_after=2) if way == "left" else Script()
+
+    async def call(manager: ConnectionManager, endpoint: spanwire.Endpoint) -> None:
+        if way == "whole":
+            await manager.complete(endpoint, chat())
+            return
+        async with manager.stream(endpoint, chat()) as stream:
+            if way == "left":
+                await anext(aiter(stream))
+            else:
+                await read(stream)
+
+    with serving(script) as server:
+
+        async def body() -> None:
+            endpoint = server.endpoint(retries=NEVER)
+            async with ConnectionManager() as manager:
+                await call(manager, endpoint)
+            assert not [one for one in gc.get_objects() if isinstance(one, HTTPExchange)]
+
+        gc.collect()
+        gc.disable()
+        try:
+            run(body)
+        finally:
+            gc.enable()

@@ -268,6 +268,7 @@ class HTTPExchange(Inbox):
         """It has left the connection: said once, whatever ends come together."""
         if not self._released:
             self._released = True
+            self.on_body = _ignore  # `_overtime` is a cycle too
             self._attempt.released()
 
     def on_trailers(self, trailers: dict[str, str]) -> None:

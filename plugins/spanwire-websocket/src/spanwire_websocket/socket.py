@@ -367,6 +367,7 @@ class WebSocket(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1, low=0)  # told as soon as the kernel does not take everything
         self._round_trip.socket = transport.get_extra_info("socket")
         sockets.limit_unsent(self._round_trip.socket)
+        sockets.limit_reads(transport)
 
     def data_received(self, data: bytes) -> None:
         self.arrival_ns = time.perf_counter_ns()
