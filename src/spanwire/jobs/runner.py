@@ -465,13 +465,13 @@ class JobRunner:
             if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise
-            code = error.code if isinstance(error, ServerError) else None
+            code = _code_of(error)
             message, at_s = error.message, time.time()
             learned = await self._blocking(
                 change,
                 self.store,
                 row.id,
-                lambda row: last_word(row, code=None if code is None else str(code), message=message, now_s=at_s),
+                lambda row: last_word(row, code=code, message=message, now_s=at_s),
             )
             if learned is not None:
                 self._took(learned)
@@ -1145,6 +1145,14 @@ def _is_about_the_call(error: SpanwireError) -> bool:
     if error.retryable or isinstance(error, AuthenticationFailed):
         return False
     return isinstance(error, (ServerError, ConfigurationError, ProtocolError))
+
+
+def _code_of(error: SpanwireError) -> str | None:
+    """What the row of a refused submit keeps of its error, so that whoever reads it later gets one of the same class."""
+    if not isinstance(error, ServerError):
+        return None
+    code = error.status if error.code is None else error.code
+    return None if code is None else str(code)
 
 
 def failure_of(codec: JobCodec, row: JobRow) -> SpanwireError:

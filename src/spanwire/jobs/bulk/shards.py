@@ -20,6 +20,7 @@ from ...errors import (
     Overloaded,
     ProtocolError,
     RateLimited,
+    ServerError,
     SpanwireError,
 )
 from ..contract import BatchCodec, JobCodec, State
@@ -50,6 +51,9 @@ _AROUND = 4096
 _KEPT = 80
 #: What a row of a batch's file has around the call: custom_id, method, url.
 _ROW = 128
+
+#: Statuses that say that there is nothing at this path, or nothing that takes calls.
+_NOT_THERE = frozenset({"404", "405"})
 
 Kind = Literal["batch", "merge", "single"]
 Outcome = Reply | Embeddings | SpanwireError
@@ -248,7 +252,13 @@ def halves(shard: Shard) -> list[Shard]:
 
 
 def may_be_one_call(error: SpanwireError) -> bool:
-    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed."""
+    """Whether a job may have failed for one of its calls: it was refused, it was too large, the model has failed.
+
+    What is not at this address (404, 405) is there for none of them. The code goes before the status, since it is what the
+    store keeps: whoever reads the job later has to come to the same answer.
+    """
+    if isinstance(error, ServerError) and str(error.status if error.code is None else error.code) in _NOT_THERE:
+        return False
     return not isinstance(error, (AuthenticationFailed, Overloaded, RateLimited))
 
 

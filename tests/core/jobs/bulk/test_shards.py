@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import spanwire
 from spanwire.calls import BatchReply, Embeddings, Reply
-from spanwire.errors import ConfigurationError, ProtocolError, RateLimited, ServerError
+from spanwire.errors import ConfigurationError, ProtocolError, RateLimited, ServerError, server_error
 from spanwire.jobs.bulk.manifest import encoded
 from spanwire.jobs.bulk.shards import Cutter, Rules, Shard, call_of, halves, may_be_one_call, outcomes, rules_of
 from spanwire.jobs.contract import BatchLimits
@@ -161,3 +161,6 @@ def test_results_of_a_batch_are_matched_by_name() -> None:
 def test_what_may_be_one_calls_fault() -> None:
     assert may_be_one_call(ServerError("the model failed"))
     assert not may_be_one_call(RateLimited("later"))
+    assert not may_be_one_call(server_error("Not Found", status=404))
+    assert not may_be_one_call(server_error("Not Found", code="404"))  # as the store gives it back
+    assert may_be_one_call(server_error("no such model", status=404, code="model_not_found"))
