@@ -37,6 +37,7 @@ from ..errors import (
 )
 from ..run import Prepared
 from ..timeline import AttemptRecord
+from ..wire.advice import nothing_there
 from .apply import Applied, Learned, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
@@ -462,6 +463,8 @@ class JobRunner:
         except SpanwireError as error:
             if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
+            if isinstance(error, ServerError) and nothing_there(error):
+                error.message += f"; does this URL take jobs as the dialect {row.dialect!r} has them?"
             if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise

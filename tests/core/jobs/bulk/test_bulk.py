@@ -214,6 +214,7 @@ async def test_where_nothing_takes_jobs_no_half_is_tried(tmp_path: Path, status:
             bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(16), group="g")
             found = vectors([result async for result in bulk])
             assert {type(error) for error in found.values()} == {BadRequest}
+            assert "does this URL take jobs as the dialect 'simple' has them?" in str(found[0])
             assert len(server.submits) == 1
         assert [type(result.error) for result in bulk.stored()] == [BadRequest] * 16
 
