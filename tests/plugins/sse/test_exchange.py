@@ -394,6 +394,6 @@ def test_a_slow_readers_connection_is_not_given_back_stopped(left: bool) -> None
 def test_a_refusal_says_what_may_be_wrong_with_the_endpoint() -> None:
     error = failing(Script(status=404, body=b'{"detail": "Not Found"}'), errors.BadRequest)
     assert error.message == "Not Found; is the endpoint's URL the server's base URL?"
-    error = failing(Script(status=401, body=b"no"), errors.AuthenticationFailed)
+    error = failing(Script(status=401, body=b"no."), errors.AuthenticationFailed)
     assert error.message == "no; the endpoint has no api_key"
     assert failing(Script(status=401, body=b"no"), errors.AuthenticationFailed, api_key="k").message == "no"

@@ -299,7 +299,9 @@ class HTTPExchange(Inbox):
             if 300 <= status < 400 and "location" in headers:  # not followed: it would carry the key to another host
                 error.message += f"; it redirects to {_shown_url(headers['location'])!r}: use that as the URL"
             attempt = self._attempt
-            error.message += advice(error, attempt.endpoint, api_key=attempt.api_key, headers=attempt.headers)
+            more = advice(error, attempt.endpoint, api_key=attempt.api_key, headers=attempt.headers)
+            if more:
+                error.message = error.message.rstrip(".") + more
             raise error
         if self._parser is not None:
             self._finish_stream(self._parser)
