@@ -62,13 +62,19 @@ def test_member_can_be_reached_by_the_name_spanwire(folder: Path) -> None:
     assert f"{name}>={major}.{minor},<{major}.{int(minor) + 1}" in wanted
 
 
+def _brought_by(member: str, extras: dict[str, list[str]]) -> list[str]:
+    """The extras that bring a member; of several, such as one for each kind of store, the one of its own name."""
+    found = [name for name, lines in extras.items() if re.match(rf"{member}\b", lines[0])]
+    return [name for name in found if member == f"spanwire-{name}"] if len(found) > 1 else found
+
+
 def test_a_transport_that_is_not_installed_is_named_by_its_extra() -> None:
     """Core's table of hints is what the plugins' own entry points and the extras come to."""
     extras = dict(project(ROOT)["project"]["optional-dependencies"])
     found = {}
     for folder in MEMBERS:
         data = project(folder)["project"]
-        brought = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+        brought = _brought_by(data["name"], extras)
         for entry in data.get("entry-points", {}).get("spanwire.transports", {}):
             if brought:  # the built-in one comes with core
                 (found[entry],) = brought
@@ -81,7 +87,7 @@ def test_a_command_that_is_not_installed_is_named_by_its_extra() -> None:
     for folder in MEMBERS:
         data = project(folder)["project"]
         for entry in data.get("entry-points", {}).get("spanwire.commands", {}):
-            (found[entry],) = [name for name, lines in extras.items() if re.match(rf"{data['name']}\b", lines[0])]
+            (found[entry],) = _brought_by(data["name"], extras)
     assert found == _COMMANDS
 
 
