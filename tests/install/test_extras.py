@@ -14,7 +14,14 @@ pytestmark = [pytest.mark.install, pytest.mark.timeout(600)]
 
 EXTRAS = list(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
 #: Wires that come along.
-WIRES = {"websocket": ["websocket"], "grpc": ["grpc"], "webhook": ["webhook"], "all": ["grpc", "webhook", "websocket"]}
+WIRES = {
+    "websocket": ["websocket"],
+    "grpc": ["grpc"],
+    "webhook": ["webhook"],
+    "postgresql": ["webhook"],
+    "redis": ["webhook"],
+    "all": ["grpc", "webhook", "websocket"],
+}
 ANSWER = "You said: Say hello"
 #: What is asked of an extra besides calls over its wires.
 CHECKS = {

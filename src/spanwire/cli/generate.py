@@ -79,7 +79,7 @@ def project_of(kind: Kind, name: str, *, transport: str = "") -> Project:
         )
     taken = _taken(kind, plain, transport)
     if taken is not None:
-        raise ConfigurationError(f"{plain!r} is the name of {taken} already: choose another one")
+        raise ConfigurationError(f"{plain!r} is taken, by {taken}: choose another name")
     words = plain.split("-")
     return Project(
         kind=kind,
@@ -93,15 +93,15 @@ def project_of(kind: Kind, name: str, *, transport: str = "") -> Project:
 
 def _taken(kind: Kind, name: str, transport: str) -> str | None:
     if name in _OURS:
-        return f"a distribution of spanwire's own, {_PREFIX}{name}"
+        return f"spanwire's own distribution {_PREFIX}{name}"
     if kind == "transport" and name in _SCHEMES:
         return "a scheme of spanwire's own"
     for plugin in Registry().describe():
         for spec in plugin["transports"]:
             if kind == "transport" and name in (spec["name"], *spec["schemes"]):
-                return f"a transport, of {plugin['distribution']}"
+                return f"the transport of {plugin['distribution']}"
             if kind == "dialect" and spec["name"] == transport and name in spec["dialects"]:
-                return f"a dialect on {transport}"
+                return f"a dialect on {transport} that is installed"
     return None
 
 

@@ -35,7 +35,7 @@ import msgspec
 
 from ..calls import Call, Reply
 from ..endpoint import Endpoint
-from ..errors import AuthenticationFailed, ConfigurationError, ServerError, SpanwireError
+from ..errors import AuthenticationFailed, ConfigurationError, SpanwireError
 from ..manager import ConnectionManager
 from ..pool import Dial
 from ..telemetry import Telemetry
@@ -219,8 +219,6 @@ class Probe:
 
 def _hint(error: SpanwireError, endpoint: Endpoint) -> str:
     """What helps on a command line."""
-    if isinstance(error, ServerError) and error.status == 404 and not endpoint.path.endswith("/v1"):
-        return "; the base URL of most servers ends in /v1"
     if isinstance(error, AuthenticationFailed):
         return "; the key is taken from SPANWIRE_API_KEY, or --api-key-env NAME"
     if error.phase == "tls" and endpoint.tls.verify:

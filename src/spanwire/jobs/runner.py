@@ -37,6 +37,7 @@ from ..errors import (
 )
 from ..run import Prepared
 from ..timeline import AttemptRecord
+from ..wire.advice import nothing_there
 from .apply import Applied, Learned, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
@@ -466,18 +467,18 @@ class JobRunner:
         except SpanwireError as error:
             if begun and not was_refused(error):
                 return await self._unknown(party, row, error)
+            if isinstance(error, ServerError) and nothing_there(error):
+                error.message += f"; does this URL take jobs as the dialect {row.dialect!r} has them?"
             if held and not _is_about_the_call(error):
                 await self._hold(row, error)
                 raise
-            code = None
-            if isinstance(error, ServerError):  # whoever takes the job up later has the row alone to know what it was
-                code = error.status if error.code is None else error.code
+            code = _code_of(error)
             message, at_s = error.message, time.time()
             learned = await self._blocking(
                 change,
                 self.store,
                 row.id,
-                lambda row: last_word(row, code=None if code is None else str(code), message=message, now_s=at_s),
+                lambda row: last_word(row, code=code, message=message, now_s=at_s),
             )
             if learned is not None:
                 self._took(learned)
@@ -1170,6 +1171,14 @@ def _is_about_the_call(error: SpanwireError) -> bool:
     if error.retryable or isinstance(error, AuthenticationFailed):
         return False
     return isinstance(error, (ServerError, ConfigurationError, ProtocolError))
+
+
+def _code_of(error: SpanwireError) -> str | None:
+    """What the row of a refused submit keeps of its error, so that whoever reads it later gets one of the same class."""
+    if not isinstance(error, ServerError):
+        return None
+    code = error.status if error.code is None else error.code
+    return None if code is None else str(code)
 
 
 def failure_of(codec: JobCodec, row: JobRow) -> SpanwireError:

@@ -128,7 +128,8 @@ def _installed(scheme: str, url: str) -> Store:
     missing = sorted(name for name in vars(Store) if name[0] != "_" and not callable(getattr(made, name, None)))
     if missing:
         raise ConfigurationError(
-            f"{owner} gives a {type(made).__name__} for {scheme}://, which is no store of jobs: it has no {missing[0]}()"
+            f"{owner} gives a {type(made).__name__} for {scheme}://, which is no store of jobs: it has no "
+            f"{', '.join(f'{name}()' for name in missing)}"
         )
     store: Store = made
     return store

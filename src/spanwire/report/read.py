@@ -110,7 +110,7 @@ def _nothing(found: Found, spans: int) -> str:
         )
     if spans:
         return f"nothing to report: none of the {spans:,} spans in {names} is of a call that spanwire made"
-    return f"nothing to report: no call in {names}"
+    return f"nothing to report: no call in {names}: were they made over spanwire, or under spanwire_instrument.instrument()?"
 
 
 def between(found: Found, since_unix_s: float | None, until_unix_s: float | None) -> int:
@@ -152,7 +152,12 @@ class _Reader:
             why = (
                 "is a folder; give the files in it" if isinstance(error, IsADirectoryError) else error.strerror or error
             )
-            raise ConfigurationError(f"{label}: {why}") from error
+            help_ = (
+                "; SPANWIRE_CALL_LOG=FILE makes one, of a program's calls"
+                if isinstance(error, FileNotFoundError)
+                else ""
+            )
+            raise ConfigurationError(f"{label}: {why}{help_}") from error
 
     def _stream(self, label: str, stream: IO[bytes]) -> None:
         buffered = cast("io.BufferedReader", stream)  # what `open` and the standard input give

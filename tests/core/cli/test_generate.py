@@ -121,7 +121,7 @@ def test_a_name_that_another_plugin_has_is_refused(spanwire: Spanwire, plugin: P
     )
     code, _, err = spanwire.run("new-transport", "acme", "-o", str(tmp_path / "out"))
     assert code == 2
-    assert "a transport, of acme-plugin" in err
+    assert "taken, by the transport of acme-plugin: choose another name" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -148,7 +148,11 @@ def test_lines_that_cannot_be_read_are_told(spanwire: Spanwire) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.jsonl", None, "none.jsonl: No such file or directory"),
+        (
+            "none.jsonl",
+            None,
+            "none.jsonl: No such file or directory; SPANWIRE_CALL_LOG=FILE makes one, of a program's calls",
+        ),
         ("empty.jsonl", "", "nothing to report: no call in empty.jsonl"),
         ("foreign.txt", "hello\n", "nothing to report: foreign.txt:1: no JSON: 'hello'; a report is made of call logs"),
     ],

@@ -83,7 +83,11 @@ def raises(error: Exception) -> Callable[[str], Any]:
     [
         (None, "no_such_module_of_ours:x", "broken_store .*No module named"),
         (None, "json:no_such_name", "broken_store .*no_such_name"),
-        (lambda url: object(), None, "broken_store .*no store of jobs: it has no add"),
+        (
+            lambda url: object(),
+            None,
+            r"broken_store .*no store of jobs: it has no add\(\), applied\(\), .*, verified\(\)$",
+        ),
         (raises(ValueError(f"bad {URL}")), None, r"broken_store .*mine://me:\*\*\*@h/db\?token=\*\*\*&keep_s=\*\*\*"),
         (raises(OSError(f"password {SECRET!r}")), None, r"broken_store .*password '\*\*\*'"),
         (raises(ConfigurationError("its own words")), None, "its own words"),

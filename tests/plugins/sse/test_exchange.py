@@ -421,3 +421,11 @@ def test_an_exchange_goes_with_its_call_and_not_with_the_collector(way: str) -> 
             run(body)
         finally:
             gc.enable()
+
+
+def test_a_refusal_says_what_may_be_wrong_with_the_endpoint() -> None:
+    error = failing(Script(status=404, body=b'{"detail": "Not Found"}'), errors.BadRequest)
+    assert error.message == "Not Found; is the endpoint's URL the server's base URL?"
+    error = failing(Script(status=401, body=b"no."), errors.AuthenticationFailed)
+    assert error.message == "no; the endpoint has no api_key"
+    assert failing(Script(status=401, body=b"no"), errors.AuthenticationFailed, api_key="k").message == "no"

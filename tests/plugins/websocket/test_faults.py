@@ -97,6 +97,12 @@ def test_any_refusal_is_an_error_of_ours(status: int, body: bytes, location: str
     assert error.full is (status in (429, 503, 529))
 
 
+def test_a_server_without_a_websocket_there_may_call_it_forbidden() -> None:
+    """uvicorn refuses so where no route takes it: it need not be the key."""
+    assert "no WebSocket at this path" in str(refused_upgrade("h:1", 403, {}, b"", None))
+    assert "no WebSocket at this path" not in str(refused_upgrade("h:1", 401, {}, b"", None))
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

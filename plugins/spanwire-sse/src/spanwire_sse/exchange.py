@@ -18,6 +18,7 @@ from spanwire.net.carrier import Carrier
 from spanwire.net.proxies import Proxy
 from spanwire.net.tunnel import credentials_wanted
 from spanwire.transport import Attempt, Head, Inbox, Item
+from spanwire.wire.advice import advice
 from spanwire.wire.retry_after import retry_after_s
 from spanwire.wire.sse import EventStreamParser
 
@@ -298,6 +299,10 @@ class HTTPExchange(Inbox):
             error = self._codec.error(status, headers, body[:_ERROR_BODY_BYTES], retry_after_s(headers))
             if 300 <= status < 400 and "location" in headers:  # not followed: it would carry the key to another host
                 error.message += f"; it redirects to {_shown_url(headers['location'])!r}: use that as the URL"
+            attempt = self._attempt
+            more = advice(error, attempt.endpoint, api_key=attempt.api_key, headers=attempt.headers)
+            if more:
+                error.message = error.message.rstrip(".") + more
             raise error
         if self._parser is not None:
             self._finish_stream(self._parser)

@@ -75,6 +75,8 @@ def refused_upgrade(
         advice = (
             "; is this path one for WebSocket, and does the proxy before it pass the upgrade on?"
             if status in _NOT_PASSED_ON
+            else "; some servers say so, too, where they have no WebSocket at this path"
+            if status == 403
             else ""
         )
         error = server_error(

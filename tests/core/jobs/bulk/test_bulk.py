@@ -17,6 +17,7 @@ import spanwire
 from spanwire.calls import BatchReply, Embeddings, Reply
 from spanwire.errors import (
     AuthenticationFailed,
+    BadRequest,
     ConfigurationError,
     ConnectionFailed,
     JobError,
@@ -214,6 +215,19 @@ async def test_a_model_that_is_not_there_is_not_asked_for_with_each_text(tmp_pat
             assert [type(result.error).__name__ for result in results] == ["BadRequest"] * 8
             assert list(map(type, (result.error for result in bulk.stored()))) == [type(results[0].error)] * 8
             assert len(server.submits) == 1
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_where_nothing_takes_jobs_no_half_is_tried(tmp_path: Path, status: int) -> None:
+    """It is the address that is wrong, or the model: no text of the hundred."""
+    async with serving_texts(default=Doing(ack=status)) as server, manager_of() as manager:
+        for _ in range(2):  # and whoever reads the store later comes to the same answer
+            bulk = manager.submit_many(endpoint_of(server, tmp_path), texts(16), group="g")
+            found = vectors([result async for result in bulk])
+            assert {type(error) for error in found.values()} == {BadRequest}
+            assert "does this URL take jobs as the dialect 'simple' has them?" in str(found[0])
+            assert len(server.submits) == 1
+        assert [type(result.error) for result in bulk.stored()] == [BadRequest] * 16
 
 
 async def test_a_wrong_number_of_vectors_is_an_error_of_its_shard(tmp_path: Path) -> None:
