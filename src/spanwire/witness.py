@@ -130,7 +130,7 @@ class Witness:
             endpoint=endpoint.address,
             transport=transport,
             streamed=streamed,
-            started_unix_ns=time.time_ns(),
+            started_unix_ns=time.time_ns() - (time.perf_counter_ns() - begin_ns),
         )
         attempt = self.attempt = AttemptRecord(begin_ns, streamed=streamed)
         # The client has a pool of its own, whose waits are on the exchange's marks.
