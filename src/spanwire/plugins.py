@@ -30,7 +30,7 @@ from .transport import CONTRACT, Dialect, Transport, TransportSpec
 if TYPE_CHECKING:
     from .timing import Readers, TimingReader
 
-__all__ = ["Registry", "transport_entry_points"]
+__all__ = ["Registry", "plugin_entry_points", "transport_entry_points"]
 
 _log = logging.getLogger("spanwire.plugins")
 #: What a hook that is called on the event loop may take before somebody is told, in ns. As asyncio's debug mode has it
@@ -58,6 +58,11 @@ def _entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 def transport_entry_points() -> tuple[metadata.EntryPoint, ...]:
     """Everything that is installed in the group ``spanwire.transports``, loaded or not."""
     return _entry_points(_TRANSPORTS)
+
+
+def plugin_entry_points() -> tuple[metadata.EntryPoint, ...]:
+    """The same of the group ``spanwire.plugins``."""
+    return _entry_points(_PLUGINS)
 
 
 def _disabled() -> frozenset[str]:
@@ -104,7 +109,7 @@ class Registry:
         for number, plugin in enumerate(plugins):
             name = getattr(plugin, "__name__", None) or type(plugin).__name__
             self._register(plugin, f"plugins[{number}] ({name})")
-        for entry in _entry_points(_PLUGINS):
+        for entry in plugin_entry_points():
             if not _disabled() & {entry.name, _dist_name(entry)}:
                 try:
                     self._load(entry)

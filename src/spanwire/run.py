@@ -233,7 +233,7 @@ class Run:
         if self.opened:
             raise RuntimeError("a stream is entered once: ask the manager for a new one")
         self.opened = True
-        begin_ns = time.perf_counter_ns()
+        begin_ns, started_unix_ns = time.perf_counter_ns(), time.time_ns()
         if not self.state.guarded:
             await self.state.guard()
         self._record = CallRecord(
@@ -243,7 +243,7 @@ class Run:
             endpoint=self.endpoint.address,
             transport=self._prepared.spec.name,
             streamed=self.streamed,
-            started_unix_ns=time.time_ns(),
+            started_unix_ns=started_unix_ns,
         )
         self.state.runs.add(self)
         try:

@@ -37,13 +37,13 @@ from opentelemetry import context as otel_context
 from .closing import end_at_last_activity, hear_timing, with_rtt
 from .endpoint import Endpoint
 from .errors import server_error
-from .plugins import Registry
+from .plugins import Registry, plugin_entry_points
 from .telemetry import CallSpan, Telemetry
 from .timeline import AttemptRecord, CallRecord, Marks, Outcome, Timeline
 from .transport import Head
 from .wire.along import Along
 
-__all__ = ["PAUSE_NS", "TRACE_HEADERS", "Witness", "watching"]
+__all__ = ["PAUSE_NS", "TRACE_HEADERS", "Witness", "prepare", "watching"]
 
 _log = logging.getLogger("spanwire.witness")
 
@@ -58,6 +58,19 @@ TRACE_HEADERS = frozenset({"traceparent", "b3", "x-b3-traceid", "uber-trace-id",
 
 #: The call whose request is being sent in this context: who watches the libraries below must not count it again.
 watching: ContextVar[Witness | None] = ContextVar("spanwire_watching", default=None)
+
+
+def prepare() -> None:
+    """Load what :meth:`Witness.begin` needs: tens of milliseconds that the process's first call would wait for.
+
+    Modules and the packages' metadata only: nothing is made, and no setting is read.
+    """
+    from opentelemetry import metrics, propagate  # noqa: F401 - these imports are what it is for
+
+    from .telemetry import content, detail, instruments, outer, segments  # noqa: F401
+    from .timing import Readers  # noqa: F401
+
+    plugin_entry_points()
 
 
 class _Asked(NamedTuple):
@@ -130,7 +143,7 @@ class Witness:
             endpoint=endpoint.address,
             transport=transport,
             streamed=streamed,
-            started_unix_ns=time.time_ns(),
+            started_unix_ns=time.time_ns() - (time.perf_counter_ns() - begin_ns),
         )
         attempt = self.attempt = AttemptRecord(begin_ns, streamed=streamed)
         # The client has a pool of its own, whose waits are on the exchange's marks.

@@ -127,6 +127,15 @@ def test_a_call_is_recorded_as_one_of_our_own(seen: Seen) -> None:
     assert "error.type" not in attributes
 
 
+def test_the_wall_clock_is_that_of_the_begin_however_late_the_books_are_opened(seen: Seen) -> None:
+    """The first call of a process loads plugins and tables between the two; calls in a row would overlap."""
+    before_s = time.time()
+    witness = seen.begin(begin_ns=time.perf_counter_ns() - 60 * 10**9)
+    witness.end("completed")
+    (timeline,) = seen.timelines
+    assert timeline.started_unix_s == pytest.approx(before_s - 60, abs=30)
+
+
 def test_the_end_is_recorded_once_whoever_comes_first(seen: Seen) -> None:
     witness = seen.begin()
     play(witness, EVENT)

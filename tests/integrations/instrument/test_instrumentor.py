@@ -445,6 +445,20 @@ def test_libraries_that_are_imported_later() -> None:
         assert run(sys.executable, "-W", "error", "-c", code) == "[] True ['chat m']"
 
 
+def test_the_first_call_loads_nothing_of_ours() -> None:
+    """It would wait for that: what is needed came with the library's import."""
+    code = (
+        "import sys, spanwire_instrument; spanwire_instrument.instrument()\n"
+        "import httpx2\n"
+        "def ours(): return {name for name in sys.modules if name.partition('.')[0] in ('spanwire', 'opentelemetry')}\n"
+        "before, body = ours(), {'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}], 'stream': True}\n"
+        "url = sys.argv[1] + '/chat/completions'\n"
+        "print(before >= {'spanwire.timing.readers'}, httpx2.post(url, json=body).status_code, sorted(ours() - before))\n"
+    )
+    with serving(hello()) as server:
+        assert run(sys.executable, "-W", "error", "-c", code, server.url) == "True 200 []"
+
+
 def test_not_even_a_line(tmp_path: Path) -> None:
     """``opentelemetry-instrument python agent.py``."""
     agent = tmp_path / "agent.py"

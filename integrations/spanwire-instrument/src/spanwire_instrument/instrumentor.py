@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from spanwire.errors import ConfigurationError
 from spanwire.manager import ConnectionManager
+from spanwire.witness import prepare
 
 from .patches import ImportHook, Patches, run_hook
 from .recognise import DEFAULT_RULES, Rules
@@ -123,6 +124,7 @@ def instrument(
                 with _lock:
                     if patches.on:
                         patch(module, patches, _settings)
+                        prepare()  # with an import that takes its time anyway, and not in the first call
 
             return hook
 
