@@ -293,6 +293,8 @@ class Link:
             return Emptied()
         if "SPANWIREVERSION" in text:
             return newer(self.address.place, text.rpartition(" ")[2], self._version)
+        if "SPANWIREBODY" in text:
+            return JobError(f"the store of jobs at {self.address.place} has not kept a body", retryable=True)
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             return JobError(f"the store of jobs at {self.address.place} is full: {error}", retryable=True)
         if isinstance(error, redis.ResponseError) and text.startswith(("MISCONF", "NOREPLICAS")):
