@@ -408,6 +408,22 @@ def test_a_body_for_which_there_was_no_room_is_not_taken_as_received(shared_valk
     store.close()
 
 
+def test_a_primary_that_has_become_a_replica_is_left() -> None:
+    """It goes on answering on the connections that we have; the name leads to another one, as a relay's port does here."""
+    with valkey() as old, valkey() as new, relay(old.port) as name:
+        store = open_store(old.url("p").replace(f":{old.port}/", f":{name.port}/"))
+        store.add([_row(1, state="submitted")])
+        with old.client() as old_client, new.client() as new_client:
+            new_client.replicaof("127.0.0.1", old.port)
+            while new_client.exists("{p}:j:job-1") == 0:
+                time.sleep(0.01)
+            new_client.replicaof("NO", "ONE")
+            old_client.replicaof("127.0.0.1", new.port)
+        name.to(new.port)
+        assert store.swap(_row(1, state="running"), was=("submitted", 1))
+        store.close()
+
+
 # --- a cluster ----------------------------------------------------------------------------------------------------------
 
 

@@ -150,11 +150,12 @@ class Link:
         return made
 
     def follow(self, error: Exception) -> None:
-        """Go to where a cluster says that our one slot is; back to where the URL says, if that one has gone."""
+        """Go to where a cluster says that our one slot is; back to where the URL says, if that one has gone, or is a replica now:
+        the host's name may lead to the new primary, and our connections to the old one do not break."""
         error = _known(error)
         to = (str(error.host), int(error.port)) if isinstance(error, redis.exceptions.MovedError) else None
         with self._changed:
-            if to == self._moved:
+            if to == self._moved and not isinstance(error, redis.ReadOnlyError):
                 return
             self._moved = to
             before = self._pool
