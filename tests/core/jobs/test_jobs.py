@@ -603,6 +603,23 @@ async def test_the_replies_of_a_group_come_as_they_end(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_job_of_a_group_is_given_though_a_clock_is_far_behind(tmp_path: Path) -> None:
+    """Whoever has resolved it dates it long before what was given already."""
+    store = SQLiteStore(tmp_path / "own.db")
+    store.add([JobRow(id="open", group="g", state="running")])
+    ended = [JobRow(id=f"{n:05}", group="g", state="succeeded", resolved_s=1000.0 + n) for n in range(1200)]
+    store.add(ended)
+    async with manager_of() as manager:
+        given = []
+        async for job in manager.jobs.ended("g", store=store):
+            given.append(job.id)
+            if len(given) == len(ended):
+                late = JobRow(id="open", group="g", state="succeeded", resolved_s=500.0)
+                assert await asyncio.to_thread(partial(store.swap, late, was=("running", 1)))
+    assert given == [row.id for row in ended] + ["open"]
+    store.close()
+
+
 async def test_an_empty_group_ends_at_once(tmp_path: Path) -> None:
     async with manager_of() as manager:
         assert [job async for job in manager.jobs.ended("g", store=f"sqlite:///{tmp_path}/jobs.db")] == []
