@@ -250,7 +250,11 @@ class JobRunner:
             self._books.pop(row.id, None)
 
     async def _add(self, row: JobRow, *, held: bool) -> None:
-        adding = self._task(self._blocking(self.store.add, [row]))
+        async def add() -> None:
+            await self._blocking(self.store.add, [row])
+            self._tell.written(row)
+
+        adding = self._task(add())
         adding.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there for it
 
         async def take_back() -> None:
