@@ -502,7 +502,13 @@ class JobRunner:
                 self._took(learned)
             raise
         self._books[row.id] = run.books
-        return await self._acknowledged(party, row, seen)
+        try:
+            return await self._acknowledged(party, row, seen)
+        except JobError as error:
+            if error.retryable:
+                error.job = error.job or row.id
+                self._later(self._acknowledged_later, party, row, seen)
+            raise
 
     async def _before_the_last(
         self,
@@ -557,6 +563,18 @@ class JobRunner:
                 await self._apply(waiting)
                 return await self.get(row.id) or learned.row
         return learned.row
+
+    async def _acknowledged_later(self, party: Party, row: JobRow, seen: Seen) -> None:
+        """The store was down when the provider had taken it: what is not written is submitted, and paid for, once more."""
+        while time.time() < row.due_s:
+            await asyncio.sleep(_IDLE_LOOK_S)
+            try:
+                await self._acknowledged(party, row, seen)
+            except JobError as error:
+                if not error.retryable:
+                    raise
+            else:
+                return
 
     async def _unknown(self, party: Party, row: JobRow, error: SpanwireError) -> JobRow:
         """It was sent, and nobody knows whether it was taken: wait for the job to show up."""

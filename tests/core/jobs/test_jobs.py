@@ -362,6 +362,34 @@ async def test_leaving_while_the_row_is_written_leaves_no_job(tmp_path: Path) ->
     store.close()
 
 
+async def test_an_acknowledgement_outlives_a_store_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the job that the provider has taken would be submitted once more."""
+    monkeypatch.setattr(runner_module, "_IDLE_LOOK_S", 0.01)
+    store = SQLiteStore(tmp_path / "own.db")
+    swap, left = store.swap, [True, True]
+
+    def down(row: JobRow, **was: Any) -> bool:
+        if left:
+            left.pop()
+            raise JobError("the store of jobs cannot be used", retryable=True)
+        return swap(row, **was)
+
+    store.swap = down  # type: ignore[method-assign]
+    async with serving(Doing(webhooks=[], status={"status": "running"})) as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, store=store, receiver=None, poll_after_s=100.0)
+        with pytest.raises(JobError) as caught:
+            await manager.submit(endpoint, CALL)
+        assert caught.value.job is not None
+        async with asyncio.timeout(10):
+            while (row := await asyncio.to_thread(store.get, caught.value.job)) and row.state != "submitted":
+                await asyncio.sleep(0.01)
+        assert row is not None
+        assert [row.provider_id] == list(server.jobs)
+    store.close()
+
+
 async def test_a_webhook_that_comes_while_its_job_is_asked_for_is_not_put_off(tmp_path: Path) -> None:
     """The answer was on its way already, and says less than the webhook."""
     async with serving(Doing(webhooks=[])) as server, manager_of() as manager:
