@@ -6,6 +6,7 @@ succeeds, and the others find it done.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from .states import Advance, advance
 
 __all__ = ["Applied", "Learned", "apply_deliveries", "ask_now", "change", "learn"]
 
+_log = logging.getLogger("spanwire.jobs")
 #: Others change the same job at the same time; a job has no more than a dozen states to go through.
 _TRIES = 100
 
@@ -122,7 +124,9 @@ def apply_deliveries(
         learned: Learned | None
         try:
             seen = codec.webhook(delivery.headers, delivery.body)
-        except ValueError:
+        except Exception as error:  # noqa: BLE001 - what comes after it is not to wait for a codec's mistake
+            if not isinstance(error, ValueError):
+                _log.warning("a webhook of dialect %r cannot be read: %r", row.dialect, error)
             learned = ask_now(store, row.id, now_s=now_s)
         else:
             learned = learn(

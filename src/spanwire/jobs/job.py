@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -293,7 +294,8 @@ def _check_submit(group: object, deadline_s: object, address: str) -> None:
 class Ended:
     """Async iterator over the jobs of a group, as they end. See :meth:`Jobs.ended`."""
 
-    #: Rows of processes whose clock is behind may come in below what was seen: so far back it is looked again, in seconds.
+    #: Rows of processes whose clock is behind may come in below what was seen: so far back it is looked again, in seconds. What
+    #: comes in lower is given at the end.
     _BACK_S = 5.0
 
     def __init__(self, jobs: Jobs, source: str | Store | Party, group: str) -> None:
@@ -302,6 +304,7 @@ class Ended:
         self._group = group
         self._after = (0.0, "")
         self._given: dict[str, float] = {}
+        self._long_given = array("q")  # hashes of their ids: there may be millions
         self._ready: list[JobRow] = []
 
     def __aiter__(self) -> Self:
@@ -323,13 +326,27 @@ class Ended:
             self._ready = fresh[::-1]
             horizon_s = self._after[0] - 2 * self._BACK_S
             if len(self._given) > 1000:
+                self._long_given.extend(hash(job) for job, at in self._given.items() if at < horizon_s)
                 self._given = {job: at for job, at in self._given.items() if at >= horizon_s}
-            if not fresh:
-                if open_jobs == 0:
+            if not fresh and open_jobs == 0:
+                self._ready = (await self._left_out(runner))[::-1]
+                if not self._ready:
                     raise StopAsyncIteration
+            elif not fresh:
                 await runner.changed_since(seen)
         row = self._ready.pop()
         return Job(self._jobs, self._source, row.id, row)
+
+    async def _left_out(self, runner: JobRunner) -> list[JobRow]:
+        """Those that came in far below what was seen, from a clock that is far behind, or a write that took long."""
+        long_given = set(self._long_given)
+        found: list[JobRow] = []
+        after = (0.0, "")
+        while rows := await runner.completed(self._group, after):
+            found += [row for row in rows if row.id not in self._given and hash(row.id) not in long_given]
+            after = (rows[-1].resolved_s, rows[-1].id)
+        self._given.update((row.id, row.resolved_s) for row in found)
+        return found
 
 
 class Completed(AsyncIterator["Reply | Embeddings | BatchReply"]):

@@ -91,6 +91,8 @@ _LOOKED_UP = 50
 _BACK_S = 0.5
 #: How often a store that stays down is told of, in seconds.
 _TELL_S = 60.0
+#: For how long deliveries are taken in before what is due is looked at, in seconds.
+_LOOKING_S = 1.0
 #: So many jobs in a row whose end was found by asking, in spite of webhooks: these do not come.
 _DISTRUST = 5
 #: How long the last question before a deadline may take, and that of a batch, whose files are large, in seconds.
@@ -239,7 +241,7 @@ class JobRunner:
         try:
             self._submitting[row.id] = row.poll_s
             try:
-                await self._blocking(self.store.add, [row])
+                await self._add(row, held=held)
             except JobError:
                 known = None if id is None else await self.get(id)
                 if known is None:
@@ -251,6 +253,29 @@ class JobRunner:
             span.end()  # does nothing if the exchange has ended it
             self._submitting.pop(row.id, None)
             self._books.pop(row.id, None)
+
+    async def _add(self, row: JobRow, *, held: bool) -> None:
+        async def add() -> None:
+            await self._blocking(self.store.add, [row])
+            self._tell.written(row)
+
+        adding = self._task(add())
+        adding.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there for it
+
+        async def take_back() -> None:
+            """Its caller has left: else whoever finds the row takes it for one whose submitter died, and submits it."""
+            with contextlib.suppress(JobError):
+                await adding
+            await self._give_up_submit(row.id)
+
+        try:
+            await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            if adding.cancelled():
+                raise _closed() from None
+            if not held:
+                self._later(take_back)
+            raise
 
     async def get(self, job: str) -> JobRow | None:
         """A job's row."""
@@ -484,7 +509,13 @@ class JobRunner:
                 self._took(learned)
             raise
         self._books[row.id] = run.books
-        return await self._acknowledged(party, row, seen)
+        try:
+            return await self._acknowledged(party, row, seen)
+        except JobError as error:
+            if error.retryable:
+                error.job = error.job or row.id
+                self._later(self._acknowledged_later, party, row, seen)
+            raise
 
     async def _before_the_last(
         self,
@@ -539,6 +570,18 @@ class JobRunner:
                 await self._apply(waiting)
                 return await self.get(row.id) or learned.row
         return learned.row
+
+    async def _acknowledged_later(self, party: Party, row: JobRow, seen: Seen) -> None:
+        """The store was down when the provider had taken it: what is not written is submitted, and paid for, once more."""
+        while time.time() < row.due_s:
+            await asyncio.sleep(_IDLE_LOOK_S)
+            try:
+                await self._acknowledged(party, row, seen)
+            except JobError as error:
+                if not error.retryable:
+                    raise
+            else:
+                return
 
     async def _unknown(self, party: Party, row: JobRow, error: SpanwireError) -> JobRow:
         """It was sent, and nobody knows whether it was taken: wait for the job to show up."""
@@ -653,11 +696,12 @@ class JobRunner:
         ask_at = due_at = look_at = tell_at = 0.0
         sweep_at = time.monotonic() + _SWEEP_S * random.uniform(0.5, 1.0)  # noqa: S311
         while not self.closed:
+            down: JobError | None = None
+            looked = False
             try:
                 self._wake.clear()
                 await self._subscribe()
                 news, self._news = self._news, False
-                looked = False
                 if news or self._unsubscribe is None or time.monotonic() >= ask_at:
                     ask_at = time.monotonic() + _ASK_S
                     now = await self._blocking(self.store.changed)
@@ -668,21 +712,28 @@ class JobRunner:
                         await self._look()
                 if not looked and self._waiters:
                     await self._look_up()
-                if time.monotonic() >= due_at:
-                    due_at = time.monotonic() + _DUE_S
-                    await self._do_what_is_due()
-                if time.monotonic() >= sweep_at:
-                    sweep_at = time.monotonic() + _SWEEP_S
-                    self._later(self._sweep)
-                tell_at = 0.0
             except JobError as error:  # the store is down: it may come back
-                if time.monotonic() >= tell_at:  # a disk may be full for a night
-                    _log.warning("jobs are not looked at: %s", error, exc_info=None if tell_at else error.__cause__)
-                    tell_at = time.monotonic() + _TELL_S
+                down = error
                 await asyncio.sleep(_IDLE_LOOK_S)
             except Exception:  # noqa: BLE001 - it goes on: nobody else looks
                 _log.warning("jobs are not looked at", exc_info=True)
                 await asyncio.sleep(_IDLE_LOOK_S)
+            try:  # also if what has come cannot be looked at
+                if time.monotonic() >= due_at:
+                    due_at = time.monotonic() + _DUE_S
+                    await self._do_what_is_due()
+            except JobError as error:
+                down = error
+            except Exception:  # noqa: BLE001 - it goes on
+                _log.warning("jobs that are due are not looked at", exc_info=True)
+            if down is None:
+                tell_at = 0.0
+            elif time.monotonic() >= tell_at:  # a disk may be full for a night
+                _log.warning("jobs are not looked at: %s", down, exc_info=None if tell_at else down.__cause__)
+                tell_at = time.monotonic() + _TELL_S
+            if time.monotonic() >= sweep_at:
+                sweep_at = time.monotonic() + _SWEEP_S
+                self._later(self._sweep)
             for turn in self._turns:
                 if not turn.done():
                     turn.set_result(None)
@@ -700,6 +751,7 @@ class JobRunner:
 
     async def _look(self) -> None:
         """Something was written: take in deliveries, and tell those who wait."""
+        until = time.monotonic() + _LOOKING_S
         while self._stuck < 20_000:
             # What cannot be applied here is not to be kept from who can, nor is what comes after it to wait.
             stuck = self._stuck
@@ -708,6 +760,9 @@ class JobRunner:
             applied = await self._apply(waiting)
             self._stuck = sum(one.learned is None for one in applied)
             if len(waiting) < limit and (lease_s or self._stuck == len(waiting)):
+                break
+            if time.monotonic() >= until:  # submits that are under way say so, and what is due is done, in between
+                self._has_news()
                 break
         if not self._waiters:
             self._cursors.clear()
@@ -729,8 +784,10 @@ class JobRunner:
             self._round = list(self._waiters)
         some, self._round = self._round[:_LOOKED_UP], self._round[_LOOKED_UP:]
         if some:
-            for row in await self._blocking(lambda: [self.store.get(job) for job in some]):
-                if row is not None and row.state in TERMINAL:
+            states = await self._blocking(self.store.states, some)
+            ended = [job for job, state in states.items() if state in TERMINAL]
+            for row in await self._blocking(lambda: [self.store.get(job) for job in ended]) if ended else ():
+                if row is not None:
                     self._resolve(row)
 
     async def _apply(self, waiting: Sequence[tuple[int, Delivery]]) -> list[Applied]:
@@ -1003,7 +1060,7 @@ class JobRunner:
             return
         self._took(learned, by_webhook=fetch)  # which was thin
         if learned.row.state in OPEN:
-            await self._plan(learned.row, again_s or row.due_s)
+            await self._plan(row, again_s or row.due_s)
 
     async def _fetched(self, party: Party, codec: BatchCodec, row: JobRow, seen: Seen) -> Seen:
         """The result of a batch: its files, which the status has named."""
@@ -1053,13 +1110,13 @@ class JobRunner:
         )
 
     async def _plan(self, row: JobRow, at_s: float) -> None:
-        """When to ask next."""
+        """When to ask next; ``row``: as it was when it was asked for. What was planned meanwhile, since a webhook says that there
+        is something to ask for, is not put off."""
 
         def step(known: JobRow) -> Advance:
-            if known.state not in OPEN or known.attempt != row.attempt:
+            if known.state not in OPEN or known.attempt != row.attempt or known.poll_s != row.poll_s:
                 return Advance(None)
-            flags = known.flags
-            return Advance(msgspec.structs.replace(known, poll_s=at_s, flags=flags))
+            return Advance(msgspec.structs.replace(known, poll_s=at_s))
 
         await self._blocking(change, self.store, row.id, step)
 

@@ -90,6 +90,9 @@ def without_secrets(text: str, url: str) -> str:
     secrets = [found[3][1:]] if found and found[3] else []
     secrets += [value for name, _, value in _values(url) if re.search("(?i)pass|secret|token|key", name)]
     for secret in secrets:
+        # Whoever takes the URL apart at an @ in the password takes the rest of it for a part of the host's name.
+        for at in (place for place, one in enumerate(secret[:-1]) if one == "@"):
+            text = text.replace(f"{secret[at + 1 :]}@", "***@")
         for spelling in {secret, unquote(secret)} - {""}:
             text = text.replace(spelling, "***")
     return text

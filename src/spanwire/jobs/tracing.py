@@ -69,13 +69,17 @@ class JobTelemetry:
             call_span = telemetry.start_producer(
                 f"send {row.dialect}/{row.model}", endpoint, attributes, time.perf_counter_ns(), headers, links
             )
-            if not again:
-                self._add("spanwire.job.open", 1, row)
             self._add("spanwire.job.submits", 1, row)
             return SubmitSpan(call_span, telemetry.headers(call_span))
         except Exception:  # noqa: BLE001 - telemetry never raises into the caller
             _log.warning("a job's span could not be started", exc_info=True)
             return SubmitSpan(None, {})
+
+    def written(self, row: JobRow) -> None:
+        """A new job is in the store, whatever becomes of it: :meth:`resolved` says its end, here or elsewhere."""
+        if self._telemetry is not None:
+            with contextlib.suppress(Exception):
+                self._add("spanwire.job.open", 1, row)
 
     def delivery(self, delivery: Delivery, learned: Learned) -> None:
         """A delivery was taken in."""

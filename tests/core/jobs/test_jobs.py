@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import sqlite3
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from spanwire.errors import (
 )
 from spanwire.hookspecs import hookimpl
 from spanwire.jobs import runner as runner_module
-from spanwire.jobs.contract import Delivery, JobRow
+from spanwire.jobs.apply import learn
+from spanwire.jobs.contract import Delivery, JobRow, Seen
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.transport import Dialect
 from tests.core.jobs.server import Doing, JobServer, serving
@@ -352,6 +355,94 @@ async def test_cancelling_the_await_leaves_the_job(tmp_path: Path) -> None:
         assert server.cancelled == list(server.jobs)
 
 
+async def test_leaving_while_the_row_is_written_leaves_no_job(tmp_path: Path) -> None:
+    """Nobody has its id, and nothing was sent: whoever finds the row is not to submit it."""
+    async with serving() as server, manager_of() as manager:
+        store = SQLiteStore(tmp_path / "own.db")
+        add, begun, go_on = store.add, threading.Event(), threading.Event()
+
+        def slow(rows: list[JobRow]) -> None:
+            begun.set()
+            go_on.wait()
+            add(rows)
+
+        store.add = slow  # type: ignore[assignment,method-assign]
+        endpoint = endpoint_of(server, tmp_path, store=store)
+        submit = asyncio.ensure_future(manager.submit(endpoint, CALL, group="g"))
+        await asyncio.to_thread(begun.wait)
+        submit.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submit
+        go_on.set()
+        async with asyncio.timeout(10):
+            while [row.state for row in await asyncio.to_thread(store.completed, "g")] != ["cancelled"]:
+                await asyncio.sleep(0.01)
+        assert server.submits == []
+    store.close()
+
+
+async def test_an_acknowledgement_outlives_a_store_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the job that the provider has taken would be submitted once more."""
+    monkeypatch.setattr(runner_module, "_IDLE_LOOK_S", 0.01)
+    store = SQLiteStore(tmp_path / "own.db")
+    swap, left = store.swap, [True, True]
+
+    def down(row: JobRow, **was: Any) -> bool:
+        if left:
+            left.pop()
+            raise JobError("the store of jobs cannot be used", retryable=True)
+        return swap(row, **was)
+
+    store.swap = down  # type: ignore[method-assign]
+    async with serving(Doing(webhooks=[], status={"status": "running"})) as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, store=store, receiver=None, poll_after_s=100.0)
+        with pytest.raises(JobError) as caught:
+            await manager.submit(endpoint, CALL)
+        assert caught.value.job is not None
+        async with asyncio.timeout(10):
+            while (row := await asyncio.to_thread(store.get, caught.value.job)) and row.state != "submitted":
+                await asyncio.sleep(0.01)
+        assert row is not None
+        assert [row.provider_id] == list(server.jobs)
+    store.close()
+
+
+async def test_a_webhook_that_comes_while_its_job_is_asked_for_is_not_put_off(tmp_path: Path) -> None:
+    """The answer was on its way already, and says less than the webhook."""
+    async with serving(Doing(webhooks=[])) as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, poll_after_s=100.0)
+        job = await manager.submit(endpoint, CALL)
+        assert job.row is not None
+        runner = await job._runner()
+        seen = Seen(state="running")
+        await asyncio.to_thread(partial(learn, runner.store, job.id, seen, by="poll", now_s=1.0))
+        asked = await runner.get(job.id)
+        assert asked is not None
+        thin = Seen(state="succeeded", fetch=True)
+        await asyncio.to_thread(partial(learn, runner.store, job.id, thin, by="webhook", now_s=2.0))
+        await runner._plan(asked, 5e9)
+        row = await runner.get(job.id)
+        assert row is not None
+        assert (row.poll_s, row.flags) == (2.0, ("fetch",))
+
+
+async def test_what_cannot_be_looked_at_does_not_hold_up_what_is_due(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "own.db")
+
+    def damaged(**more: object) -> list[tuple[int, Delivery]]:
+        raise JobError("a job's body is damaged")
+
+    store.unapplied = damaged  # type: ignore[method-assign]
+    async with serving(Doing(webhooks=[])) as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, store=store, receiver=None, poll_after_s=100.0)
+        store.add([JobRow(id="j", dialect="simple", origin="http://elsewhere:1/", state="running", due_s=1.0)])
+        with pytest.raises(JobExpired):
+            await manager.jobs.attach("j", endpoint=endpoint)
+    store.close()
+
+
 async def test_leaving_a_plain_call_cancels_its_job(tmp_path: Path) -> None:
     doing = Doing(webhooks=[], status={"status": "running"})
     async with serving(default=doing) as server, manager_of() as manager:
@@ -557,6 +648,23 @@ async def test_the_replies_of_a_group_come_as_they_end(tmp_path: Path) -> None:
             "succeeded",
             "failed",
         ]
+
+
+async def test_a_job_of_a_group_is_given_though_a_clock_is_far_behind(tmp_path: Path) -> None:
+    """Whoever has resolved it dates it long before what was given already."""
+    store = SQLiteStore(tmp_path / "own.db")
+    store.add([JobRow(id="open", group="g", state="running")])
+    ended = [JobRow(id=f"{n:05}", group="g", state="succeeded", resolved_s=1000.0 + n) for n in range(1200)]
+    store.add(ended)
+    async with manager_of() as manager:
+        given = []
+        async for job in manager.jobs.ended("g", store=store):
+            given.append(job.id)
+            if len(given) == len(ended):
+                late = JobRow(id="open", group="g", state="succeeded", resolved_s=500.0)
+                assert await asyncio.to_thread(partial(store.swap, late, was=("running", 1)))
+    assert given == [row.id for row in ended] + ["open"]
+    store.close()
 
 
 async def test_an_empty_group_ends_at_once(tmp_path: Path) -> None:

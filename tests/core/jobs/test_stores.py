@@ -151,6 +151,13 @@ def test_what_others_write_is_cleaned() -> None:
     )
 
 
+def test_a_password_that_was_taken_for_a_host_is_not_shown() -> None:
+    """An @ in it that is not written %40: the driver looks for a host of that name."""
+    url = "postgresql://u:p@hun@ter@h/db"
+    for host in ("hun@ter@h", "ter@h"):
+        assert without_secrets(f"failed to resolve host '{host}'", url) == "failed to resolve host '***@h'"
+
+
 def test_settings_show_no_password() -> None:
     settings = JobSettings(
         store=URL, mode="poll", callback=lambda base, row, key: "", check_url=lambda url: url, public_url=None

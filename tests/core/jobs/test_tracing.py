@@ -10,7 +10,9 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 import spanwire
+from spanwire.errors import JobError
 from spanwire.jobs.contract import JobRow, Times
+from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.jobs.timing import spent, timeline_of
 from tests.core.jobs.server import Doing, serving
 from tests.core.jobs.test_jobs import CALL, POLL, Plugin, endpoint_of
@@ -183,3 +185,18 @@ def test_a_queue_that_was_seen_from_outside_is_an_estimate(
     if model_s is not None:
         assert segments["model"].duration_s == pytest.approx(model_s)
         assert segments["model"].source == model
+
+
+async def test_a_job_that_was_never_written_is_not_open(tmp_path: Path) -> None:
+    heard = Heard()
+    store = SQLiteStore(tmp_path / "own.db")
+
+    def down(rows: list[JobRow]) -> None:
+        raise JobError("the store of jobs cannot be used", retryable=True)
+
+    store.add = down  # type: ignore[assignment,method-assign]
+    async with serving() as server, manager_of(heard) as manager:
+        with pytest.raises(JobError):
+            await manager.submit(endpoint_of(server, tmp_path, store=store), CALL)
+    assert "spanwire.job.open" not in heard.metrics()
+    store.close()

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spanwire_webhook import receiver as receiver_module
 from spanwire_webhook.committer import Committer
 from spanwire_webhook.keys import KeySet
 from spanwire_webhook.receiver import SELF_CHECK, Reception
@@ -676,6 +677,22 @@ def test_one_that_a_store_cannot_take_does_not_harm_the_others(yard: Yard) -> No
     yard.receiver.store = cast(Any, Picky())
     yard.receiver.commit(receptions)
     assert [cast(Any, reception.answer).status for reception in receptions] == [204, 503, 204]
+
+
+def test_a_store_that_was_waited_for_in_vain_is_not_waited_for_again(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each of hundreds: their senders would be gone, and so would be who stops the receiver."""
+    monkeypatch.setattr(receiver_module, "_DOWN_S", -1.0)  # however short the wait was
+    receptions: list[Reception] = []
+    for key in ("a", "b", "c"):
+        receptions.append(yard.begin(yard.path("generic"), signed(b"{}", id=key)))
+        receptions[-1].feed(b"{}")
+    yard.store.down = True
+    yard.receiver.commit(receptions)
+    assert yard.store.batches == [3]
+    assert [cast(Any, reception.answer).status for reception in receptions] == [503, 503, 503]
+    assert yard.count("store_down") == 3
 
 
 def test_whoever_waits_is_told_after_it_is_durable_and_only_of_what_is_new_and_right() -> None:

@@ -67,6 +67,8 @@ _MOST_MEMBERS = 64
 #: is public.
 _HEALTH, _READY = "healthz", "readyz"
 _READY_S = 1.0
+#: A store that says no after so long has waited for its server, in seconds.
+_DOWN_S = 1.0
 #: So often a probe writes a row of its own; between them it takes the lock for writing, and finds the row.
 _READY_ROW_S = 3600.0
 
@@ -194,18 +196,22 @@ class Receiver:
             reception.abandon()
 
     def _write(self, waiting: Sequence[tuple[Reception, Delivery]]) -> None:
+        begin_s = time.monotonic()
         try:
             fresh = self.store.receive([delivery for _, delivery in waiting])
         except Exception as error:  # noqa: BLE001 - whatever a store raises
-            if len(waiting) > 1:  # one of them may be what it cannot take: the others are not to suffer
-                for one in waiting:
-                    self._write([one])
+            # A store that was waited for in vain is down, for all of them: to wait for each would be minutes.
+            down = time.monotonic() - begin_s > _DOWN_S
+            if len(waiting) > 1 and not down:  # one of them may be what it cannot take: the others are not to suffer
+                half = len(waiting) // 2
+                self._write(waiting[:half])
+                self._write(waiting[half:])
                 return
             logger.warning("the store of jobs cannot take a webhook: %s", error)
-            ((reception, delivery),) = waiting
-            if not delivery.verified:
-                self._reserve(-_weight(delivery))
-            reception._answer_store_down()
+            for reception, delivery in waiting:
+                if not delivery.verified:
+                    self._reserve(-_weight(delivery))
+                reception._answer_store_down()
             return
         new = [delivery for (_, delivery), is_new in zip(waiting, fresh, strict=True) if is_new and delivery.verified]
         for (reception, delivery), is_new in zip(waiting, fresh, strict=True):

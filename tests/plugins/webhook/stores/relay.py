@@ -32,6 +32,10 @@ class Relay:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
+    def to(self, port: int) -> None:
+        """Where new connections lead."""
+        self._to = port
+
     def close(self) -> None:
         self._ended = True
         with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import psycopg
+import psycopg_pool.base
 import pytest
 from psycopg import sql
 from spanwire_webhook.stores import postgresql_schema, postgresql_server, postgresql_sql, postgresql_wakes
@@ -369,6 +370,58 @@ def test_a_restart_of_the_server_loses_nothing(postgresql: PostgreSQL, store: Po
     assert {job for job, _ in said} <= {row.id for row in store.completed("g")}
     assert {job for job, _ in said} <= {delivery.job for _, delivery in store.unapplied(limit=100_000)}
     assert store.due(1.0) == []
+
+
+@pytest.mark.usefixtures("store")
+def test_a_server_that_is_back_after_long_is_found_soon(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after a wait as long as it was away."""
+    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 0.1)
+    monkeypatch.setattr(postgresql_server, "WAIT_S", 1.0)
+    monkeypatch.setattr(postgresql_server, "_SEEK_S", postgresql_server._SEEK_S / 10)
+    store = open_postgresql(url_of(tmp_path))
+    store.add([JobRow(id=new_id())])
+    postgresql.stop()
+    try:
+        for _ in range(4):
+            with pytest.raises(JobError) as caught:
+                store.open_jobs()
+            assert caught.value.retryable
+    finally:
+        postgresql.start()
+    assert store.open_jobs() == 1
+    store.close()
+
+
+def test_a_primary_that_has_become_a_standby_is_left(store: PostgreSQLStore) -> None:
+    """Its connections are not broken, and lead nowhere: the next ones may find the new primary."""
+    row = JobRow(id=new_id(), due_s=1.0)
+
+    def demote(connection: Any) -> None:
+        connection.execute("SET default_transaction_read_only = on")
+
+    for write in (
+        lambda: store.add([row]),
+        lambda: store.swap(msgspec.structs.replace(row, state="running"), was=("created", 1)),
+        lambda: store.receive([Delivery(endpoint="d", dedupe="1", job=row.id)]),
+        lambda: store.due(2.0, lease_s=60.0),
+        lambda: store.applied([1]),
+    ):
+        store._server.run(demote)
+        write()
+    assert store.due(2.0) == []
+    assert store.states([row.id]) == {row.id: "running"}
+
+
+def test_a_standby_alone_is_an_error_that_passes(store: PostgreSQLStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(store.settings.libpq, "options", "-c default_transaction_read_only=on")
+    store._server.run(lambda connection: connection.execute("SET default_transaction_read_only = on"))
+    for _ in range(2):
+        with pytest.raises(JobError, match="read-only") as caught:
+            store.add([JobRow(id=new_id())])
+        assert caught.value.retryable
+    assert store.open_jobs() == 0
 
 
 def test_a_forked_child_uses_its_own_connections(postgresql: PostgreSQL, tmp_path: Path) -> None:

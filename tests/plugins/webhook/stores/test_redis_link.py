@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import redis
 from spanwire_webhook.stores.redis import open_store
+from spanwire_webhook.stores.redis_lua import OUTSIDE
 
 from spanwire.errors import ConfigurationError, JobError
 from spanwire.jobs.contract import Delivery, JobRow
@@ -382,6 +383,45 @@ def test_a_full_server_says_so(own_valkey: Valkey) -> None:
     assert store.get("job-1") == _row(1)
     assert store.open_jobs() == 1
     store.close()
+
+
+def test_a_body_for_which_there_was_no_room_is_not_taken_as_received(shared_valkey: Valkey) -> None:
+    """A full server refuses the large body, and takes the small script after it. Its sender is not told that all is well."""
+    store = open_store(shared_valkey.url())
+    store.add([_row(1, state="submitted", input=b"")])
+    came = Delivery(endpoint="d/h", dedupe="large", job="job-1", body=LARGE)
+    with pytest.MonkeyPatch.context() as refused:
+        refused.setattr(store, "_kept", lambda body, commands: OUTSIDE + b"refused here")
+        for write in (
+            lambda: store.receive([came]),
+            lambda: store.add([_row(2, input=LARGE)]),
+            lambda: store.swap(_row(1, state="running", input=LARGE), was=("submitted", 1)),
+            lambda: store.swap(_row(1, state="succeeded", result=OUTSIDE + b"refused here"), was=("submitted", 1)),
+        ):
+            with pytest.raises(JobError, match="body") as caught:
+                write()
+            assert caught.value.retryable
+    assert store.get("job-2") is None
+    assert store.get("job-1") == _row(1, state="submitted", input=b"")
+    assert store.receive([came]) == [True]
+    assert [one.body for _, one in store.unapplied()] == [LARGE]
+    store.close()
+
+
+def test_a_primary_that_has_become_a_replica_is_left() -> None:
+    """It goes on answering on the connections that we have; the name leads to another one, as a relay's port does here."""
+    with valkey() as old, valkey() as new, relay(old.port) as name:
+        store = open_store(old.url("p").replace(f":{old.port}/", f":{name.port}/"))
+        store.add([_row(1, state="submitted")])
+        with old.client() as old_client, new.client() as new_client:
+            new_client.replicaof("127.0.0.1", old.port)
+            while new_client.exists("{p}:j:job-1") == 0:
+                time.sleep(0.01)
+            new_client.replicaof("NO", "ONE")
+            old_client.replicaof("127.0.0.1", new.port)
+        name.to(new.port)
+        assert store.swap(_row(1, state="running"), was=("submitted", 1))
+        store.close()
 
 
 # --- a cluster ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``postgresql://`` and ``postgres://``: the store of jobs in a PostgreSQL database, version 12 or newer.
+"""``postgresql://`` and ``postgres://``: the store of jobs in a PostgreSQL database, version 13 or newer.
 
 ``postgresql://user:password@host/database?keep_s=86400&schema=jobs``. What is in the query and not ours goes to libpq
 (``sslmode=verify-full``, ``target_session_attrs=read-write``). Needs ``pip install 'spanwire[postgresql]'``.

@@ -34,6 +34,9 @@ _NOT_AGAIN = (
     errors.OutOfMemory,
     errors.TooManyConnections,
 )
+#: How long a lost connection is sought, with longer and longer waits, before the next one who needs it begins anew, in seconds:
+#: a server that is back after a long time is found within some seconds.
+_SEEK_S = 10.0
 _parked: list[object] = []
 _warned: set[str] = set()
 
@@ -64,17 +67,20 @@ class Server:
             JobError: the store is closed, or the server cannot do it.
         """
         try:
+            pool = self._pool_now()
             try:
-                with self._pool_now().connection() as connection:
+                with pool.connection() as connection:
                     return do(connection)
             except PoolTimeout:
                 raise
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            except (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction) as error:
                 if isinstance(error, _NOT_AGAIN):
                     raise
                 _log.info("the store is asked again, on another connection: %s", self.settings.clean(error))
-                if not isinstance(error, _AGAIN):
-                    self._pool_now().check()  # what broke one has mostly broken all
+                if isinstance(error, errors.ReadOnlySqlTransaction):
+                    self._leave(pool)  # a primary that is a standby now: all of them lead there, and none is broken
+                elif not isinstance(error, _AGAIN):
+                    pool.check()  # what broke one has mostly broken all
                 with self._pool_now().connection() as connection:
                     return (again or do)(connection)
         except errors.UniqueViolation as error:
@@ -109,6 +115,12 @@ class Server:
                     pool = self._pool = self._new_pool()
         return pool
 
+    def _leave(self, pool: _Pool) -> None:
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+        pool.close(timeout=0)  # those in use are closed when they come back
+
     def _new_pool(self) -> _Pool:
         settings = self.settings
         return ConnectionPool(
@@ -116,6 +128,7 @@ class Server:
             min_size=1,
             max_size=settings.pool,
             timeout=WAIT_S,
+            reconnect_timeout=_SEEK_S,
             max_waiting=0,
             name="spanwire jobs",
             open=True,
@@ -155,7 +168,7 @@ class Server:
                 )
 
     def _down(self, error: psycopg.Error) -> JobError:
-        retryable = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        retryable = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction))
         return JobError(f"the store of jobs cannot be used: {self.settings.clean(error)}", retryable=retryable)
 
 

@@ -150,11 +150,12 @@ class Link:
         return made
 
     def follow(self, error: Exception) -> None:
-        """Go to where a cluster says that our one slot is; back to where the URL says, if that one has gone."""
+        """Go to where a cluster says that our one slot is; back to where the URL says, if that one has gone, or is a replica now:
+        the host's name may lead to the new primary, and our connections to the old one do not break."""
         error = _known(error)
         to = (str(error.host), int(error.port)) if isinstance(error, redis.exceptions.MovedError) else None
         with self._changed:
-            if to == self._moved:
+            if to == self._moved and not isinstance(error, redis.ReadOnlyError):
                 return
             self._moved = to
             before = self._pool
@@ -293,6 +294,8 @@ class Link:
             return Emptied()
         if "SPANWIREVERSION" in text:
             return newer(self.address.place, text.rpartition(" ")[2], self._version)
+        if "SPANWIREBODY" in text:
+            return JobError(f"the store of jobs at {self.address.place} has not kept a body", retryable=True)
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             return JobError(f"the store of jobs at {self.address.place} is full: {error}", retryable=True)
         if isinstance(error, redis.ResponseError) and text.startswith(("MISCONF", "NOREPLICAS")):

@@ -100,6 +100,12 @@ end
 local function body(reference)
   if reference and string.byte(reference) == 2 then return p .. 'b:' .. string.sub(reference, 2) end
 end
+-- The server may have refused a body, for want of memory, and take the script that comes after it.
+local function gone(reference)
+  local key = body(reference)
+  return key and call('EXISTS', key) == 0
+end
+local function refuse() return redis.error_reply('SPANWIREBODY a body is not there') end
 local function keep(reference)
   local key = body(reference)
   if key then call('PERSIST', key) end
@@ -171,6 +177,7 @@ for at = 3, #ARGV, 4 do
     return 1
   end
   if new[id] then return 0 end
+  if gone(ARGV[at + 2]) or gone(ARGV[at + 3]) then return refuse() end
   new[id] = true
 end
 for at = 3, #ARGV, 4 do
@@ -198,6 +205,7 @@ if string.find(found[4], token, 1, true) then again() return 1 end
 local old = head(found[1])
 if old.state ~= ARGV[4] or old.attempt ~= tonumber(ARGV[5]) then return 0 end
 if input == 'keep' and not found[2] then return 2 end
+if gone(input) or (ARGV[7] ~= (found[3] or '') and gone(ARGV[7])) then return refuse() end
 local new = head(ARGV[6])
 local tokens = found[4] .. token -- the first is that of `add`; then the last ones
 if #tokens > {_TOKENS * _TOKEN_BYTES} then
@@ -228,6 +236,7 @@ _RECEIVE = f"""
 local token = p .. 'once:' .. ARGV[2]
 local done = call('GET', token)
 if done then again() return done end
+for at = 3, #ARGV, 6 do if gone(ARGV[at + 5]) then return refuse() end end
 local fresh, any = {{}}, false
 for at = 3, #ARGV, 6 do
   local digest, verified, came, who = ARGV[at], ARGV[at + 1] == '1', ARGV[at + 2], ARGV[at + 3]
