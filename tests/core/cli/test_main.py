@@ -125,8 +125,12 @@ def test_a_single_command_of_the_entry_s_name_is_the_command_itself(spanwire: Sp
         ("import acme_is_not_there", "ModuleNotFoundError: No module named 'acme_is_not_there'"),
         ("raise RuntimeError('on purpose')", "RuntimeError: on purpose"),
         ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
-        ("app = 3", "AttributeError"),
-        ("import typer\napp = typer.Typer()\n@app.command()\ndef f(x: int | str) -> None: ...", "Union"),
+        pytest.param("app = 3", "AttributeError", marks=pytest.mark.long),
+        pytest.param(
+            "import typer\napp = typer.Typer()\n@app.command()\ndef f(x: int | str) -> None: ...",
+            "Union",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_broken_command_is_one_warning_and_stops_nothing(

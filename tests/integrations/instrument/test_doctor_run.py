@@ -130,6 +130,7 @@ def test_nothing_to_fix_is_said_with_the_split_of_the_time(doctor: Doctor) -> No
     assert "\x1b" not in err
 
 
+@pytest.mark.long
 def test_waits_for_the_pool(doctor: Doctor, server: LoopbackServer) -> None:
     server.script(Script.say("one two three", prefill_s=0.05, gap_s=0.01), model="m")
     path = doctor.write(f"""
@@ -160,6 +161,7 @@ asyncio.run(main())
     assert finding["instead"] == "httpx2.AsyncClient(limits=httpx2.Limits(max_connections=6))"
 
 
+@pytest.mark.long
 def test_retries_inside_of_an_sdk(doctor: Doctor, server: LoopbackServer) -> None:
     server.script(Script(status=503, headers={"retry-after": "0"}), model="m", times=1)
     server.script(Script.say("fine"), model="m")
@@ -410,7 +412,7 @@ def test_a_sitecustomize_of_the_environment_runs_too(doctor: Doctor) -> None:
     assert found.report["processes"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_signals_reach_the_program(doctor: Doctor, number: signal.Signals) -> None:
     doctor.write(
         SHARED

@@ -30,7 +30,7 @@ AT_LEAST = {"unit": 12, "integration": 100, "responses": 90}
         ("integration", "sse"),
         pytest.param("integration", "grpc", marks=pytest.mark.long),
         pytest.param("responses", "sse", marks=pytest.mark.long),
-        ("responses", "websocket"),
+        pytest.param("responses", "websocket", marks=pytest.mark.long),
     ],
 )
 def test_the_suite_passes(name: str, part: str, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class TestTriton(TransportConformance):
     cannot = TEXT_ONLY
 
 
+@pytest.mark.long
 class TestMLServer(TransportConformance):
     scheme = "grpc"
     part = GRPCPart(oip="mlserver")
