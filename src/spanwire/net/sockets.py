@@ -134,7 +134,7 @@ def limit_reads(transport: asyncio.BaseTransport) -> None:
             reader.max_size = _READ_BYTES  # type: ignore[union-attr]
 
 
-def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
+def abort(transport: asyncio.WriteTransport, of: socket.socket | None) -> None:
     """Close at once, also on a closed loop. Never for a connection of the parent in a forked child.
 
     The protocol's ``connection_lost`` is called: by the loop, or, where that is closed, here.
@@ -145,6 +145,8 @@ def abort(transport: asyncio.Transport, of: socket.socket | None) -> None:
         _shut_down(of)
     try:
         transport.abort()
+    except AttributeError:  # Python up to 3.11.2, TLS that was closed twice
+        pass
     except RuntimeError:  # the loop is closed: it will never take asyncio's last step, which closes the socket
         bottom: object = transport
         while (below := getattr(getattr(bottom, "_ssl_protocol", None), "_transport", None)) is not None:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from spanwire.net import sockets
+
 _LIMIT_S = 10.0
 
 
@@ -128,7 +130,7 @@ class ProxyServer:
             pass
         finally:
             if writer is not None:
-                writer.transport.abort()
+                sockets.abort(writer.transport, None)  # Python up to 3.11.2 cannot abort TLS closed twice
             else:
                 sock.close()
             self.count(-1)

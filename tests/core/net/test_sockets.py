@@ -10,12 +10,14 @@ import socket
 import ssl
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import trustme
 
 from spanwire.net import sockets
+
+Connect = Callable[[asyncio.Protocol], Awaitable[asyncio.Transport]]
 
 
 def uvloop_loop() -> asyncio.AbstractEventLoop:
@@ -120,22 +122,45 @@ def test_no_read_makes_room_for_more_than_its_limit(new_loop: Callable[[], async
         loop.run_until_complete(body())
 
 
+@contextlib.asynccontextmanager
+async def tls_server(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]) -> AsyncIterator[Connect]:
+    """Gives what connects to it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:  # type: ignore[arg-type]
+        port = server.sockets[0].getsockname()[1]
+
+        async def connect(protocol: asyncio.Protocol) -> asyncio.Transport:
+            loop = asyncio.get_running_loop()
+            return (await loop.create_connection(lambda: protocol, "127.0.0.1", port, ssl=trust))[0]
+
+        yield connect
+
+
 def test_no_read_of_tls_makes_room_for_more_than_its_limit() -> None:
     """What it brings tells nothing here: a record of TLS is smaller."""
 
     async def body() -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        authority = trustme.CA()
-        authority.issue_cert("127.0.0.1").configure_cert(context)
-        trust = ssl.create_default_context()
-        authority.configure_trust(trust)
-        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
-            port = server.sockets[0].getsockname()[1]
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: Reader(1), "127.0.0.1", port, ssl=trust
-            )
+        async with tls_server(lambda reader, writer: reader.read()) as connect:
+            transport = await connect(Reader(1))
             assert transport._ssl_protocol.max_size == 64 * 1024  # type: ignore[attr-defined]
-            transport.abort()
+            sockets.abort(transport, None)
+
+    asyncio.run(body())
+
+
+def test_tls_that_was_closed_twice_is_aborted_without_a_word() -> None:
+    """Python up to 3.11.2 raises an AttributeError then."""
+
+    async def body() -> None:
+        async with tls_server(lambda reader, writer: reader.read()) as connect:
+            transport = await connect(asyncio.Protocol())
+            transport.close()
+            transport.close()
+            sockets.abort(transport, None)
 
     asyncio.run(body())
 
