@@ -228,4 +228,9 @@ def _refused(error: psycopg.Error) -> bool:
         return state[:2] in ("28", "3D", "42")
     # libpq has no code for errors of connecting: the server's words are all there is.
     text = str(error)
-    return "password" in text or ("does not exist" in text and "FATAL" in text) or "no pg_hba.conf entry" in text
+    return (
+        "invalid integer value" in text
+        or "password" in text
+        or ("does not exist" in text and "FATAL" in text)
+        or "no pg_hba.conf entry" in text
+    )
