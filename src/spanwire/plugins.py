@@ -117,6 +117,8 @@ class Registry:
                     _log.warning("plugin left out: %s", error)
         if os.environ.get("SPANWIRE_CALL_LOG"):
             self._add_call_log()
+        if os.environ.get("SPANWIRE_WATERFALL"):
+            self._add_call_print()
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +210,13 @@ class Registry:
         given = [getattr(observer, "path", None) for observer, _ in self._observers]
         if call_log is not None and call_log.path not in given:
             self._register(call_log, "SPANWIRE_CALL_LOG")
+
+    def _add_call_print(self) -> None:
+        from .callprint import call_print_from_environment  # only for who asks for it
+
+        call_print = call_print_from_environment()
+        if call_print is not None:
+            self._register(call_print, "SPANWIRE_WATERFALL")
 
     def _ask(self, plugin: object, hook: str) -> list[Any]:
         others = [other for other in self._pm.get_plugins() if other is not plugin]

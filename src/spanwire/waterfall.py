@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .errors import visible
+
 if TYPE_CHECKING:
     from .timeline import Timeline
 
@@ -110,6 +112,9 @@ def _number(value: object) -> str:
 
 
 def _cut(line: str) -> str:
+    # A model's name may be what a proxy's client sent, and a reading what the server did: neither is to steer a terminal, or
+    # to begin a line.
+    line = visible(line).replace("\n", "\\n").replace("\t", "\\t")
     return line if len(line) <= 80 else line[:79] + "…"
 
 

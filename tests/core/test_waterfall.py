@@ -147,3 +147,12 @@ def test_bars_follow_each_other_in_order_of_time() -> None:
         "client waiting",
         "unattributed",
     ]
+
+
+def test_what_others_wrote_steers_no_terminal_and_begins_no_line() -> None:
+    """The model's name may be what a client of a proxy sent."""
+    record = CallRecord(5, operation="chat", model="\x1b[2Jm\nerror: all is lost\t\r", endpoint="h", transport="t")
+    record.end_ns = 5
+    first, second, *_ = draw(Timeline(record)).splitlines()
+    assert first == "chat \\u001b[2Jm\\nerror: all is lost\\t\\u000d  h over t"
+    assert second.startswith("completed in ")

@@ -471,3 +471,15 @@ def test_not_even_a_line(tmp_path: Path) -> None:
 
 def test_public_names() -> None:
     assert set(spanwire_instrument.__all__) <= set(dir(spanwire_instrument))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variable_alone_shows_each_call(
+    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPANWIRE_WATERFALL", "1")
+    with serving(hello()) as server, instrumented() as seen:
+        for hx in FAMILIES:
+            assert ask(hx, way, server, BODY)[0] == 200
+    assert capsys.readouterr().err == "".join(f"{timeline}\n" for timeline in seen.timelines)
+    assert seen.outcomes == ["completed"] * 2

@@ -452,3 +452,21 @@ def test_config_reaches_the_call_and_content_is_left_alone(server: LoopbackServe
     message = HumanMessage("q")
     assert isinstance(chat(server).invoke([message], config=config), AIMessage)
     assert message == HumanMessage("q")
+
+
+# --- looked at from outside -------------------------------------------------------------------------------------------
+
+
+@way_of
+def test_a_variable_alone_shows_each_call(
+    way: str, server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPANWIRE_WATERFALL", "1")
+    with spanwire.SyncConnectionManager() as manager:
+        asked = ask(way, chat(server, manager=manager), "q")
+    assert asked.error is None
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"chat m  {server.url.split('/')[2]} over sse"
+    assert lines[1].startswith("completed in ")
+    assert [line.split()[0] for line in lines].count("total") == 1
+    assert lines[-1].startswith("total ")

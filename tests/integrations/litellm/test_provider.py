@@ -464,3 +464,22 @@ def test_cost_and_callbacks(server: LoopbackServer, way: str) -> None:
     assert kwargs["response_cost"] == 9 * 1.0 + 10 * 10.0
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (9, 10)
     assert kwargs["spanwire"]["outcome"] == "completed"
+
+
+# --- looked at from outside -----------------------------------------------------------------------------------------------
+
+
+@each_way
+def test_a_variable_alone_shows_each_call(
+    way: str, server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPANWIRE_WATERFALL", "1")
+    with spanwire.SyncConnectionManager() as manager:
+        litellm_spanwire.handler.use(manager.manager)
+        seen = ask(way, to(server))
+    assert (seen.error, seen.text) == (None, TEXT)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "LiteLLM:" not in line]  # its own log
+    assert lines[0] == f"chat m  {server.url.split('/')[2]} over sse"
+    assert lines[1].startswith("completed in ")
+    assert lines[-1].startswith("total ")
+    assert [line.split()[0] for line in lines].count("total") == 1

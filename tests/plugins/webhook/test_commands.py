@@ -264,3 +264,26 @@ def test_its_counters_are_metrics_where_the_process_has_a_provider(store: SQLite
     assert code == 0
     assert '"spanwire.job.webhooks"' in out
     assert '"spanwire.job.event": "bad_path"' in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--host", ""], "--host is empty"),  # it would listen on every address
+        (["--drain", "inf"], "less than or equal to 3600"),  # it would never end
+        (["--store", "postgresql://a@127.0.0.1:abc/x"], "the store cannot be opened: .*integer value"),
+    ],
+)
+def test_options_that_would_do_what_nobody_means(arguments: list[str], match: str, store: SQLiteStore) -> None:
+    command = [str(Path(sys.executable).with_name("spanwire")), "receive", "--port", "0", *arguments]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "SPANWIRE_STORE": url_of(store)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(match, done.stderr)
+    assert "Traceback" not in done.stderr

@@ -24,6 +24,8 @@ __all__ = ["jobs", "receive"]
 
 #: For webhooks that are being received when it is told to stop, in seconds: below what Kubernetes gives by default, 30.
 _GRACE_S = 20
+#: A receiver that was told to stop has to end some time.
+_MOST_DRAIN_S = 3600.0
 
 receive = typer.Typer(add_completion=False, rich_markup_mode=None)
 jobs = typer.Typer(
@@ -37,7 +39,7 @@ _Store = Annotated[
         "--store",
         envvar="SPANWIRE_STORE",
         metavar="URL",
-        help="Where jobs are: sqlite:///jobs.db. By default where programs keep them that name none.",
+        help="Where jobs are: sqlite:///jobs.db, postgresql://..., redis://... By default where programs keep them that name none.",
         show_default=False,
     ),
 ]
@@ -76,7 +78,13 @@ def _receive(
     * 1024,
     drain: Annotated[
         float,
-        typer.Option("--drain", metavar="SECONDS", min=0.0, help="Told to stop: go on for so long, but not ready."),
+        typer.Option(
+            "--drain",
+            metavar="SECONDS",
+            min=0.0,
+            max=_MOST_DRAIN_S,
+            help="Told to stop: go on for so long, but not ready.",
+        ),
     ] = 0.0,
 ) -> None:
     """Take webhooks into a store, until it is told to stop.
@@ -99,6 +107,8 @@ def _receive(
     """  # noqa: D301 - \b: click keeps the line breaks that follow
     from .embedded import listen, server_for
 
+    if not host.strip():  # sockets take that for every address of the machine
+        raise ConfigurationError("--host is empty: 127.0.0.1 for this machine alone, 0.0.0.0 for all of its addresses")
     settings = ReceiverSettings.from_environment(
         public_url=public_url, unsigned=frozenset(unsigned or ()), strict=strict, body_limit_bytes=body_limit
     )

@@ -112,6 +112,49 @@ def test_newer_tables_are_refused(postgresql: PostgreSQL, store: PostgreSQLStore
         open_postgresql(url_of(tmp_path))
 
 
+@pytest.fixture
+def guest(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[str]:
+    """A role that may nothing yet, of the schema's name: the URL with it."""
+    admin(postgresql, "CREATE ROLE {s} LOGIN", tmp_path)
+    yield url_of(tmp_path).replace("postgres:@", f"{schema_of(tmp_path)}:@")
+    admin(postgresql, "DROP OWNED BY {s} CASCADE", tmp_path)
+    admin(postgresql, "DROP ROLE {s}", tmp_path)
+
+
+def test_a_role_that_may_not_is_told_what_it_needs(
+    postgresql: PostgreSQL, guest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the message says is done, statement by statement, until the store can be used."""
+
+    def needed() -> str:
+        with pytest.raises(ConfigurationError, match="the store cannot be opened: ") as caught:
+            open_postgresql(guest)
+        return caught.value.message.partition("; the role needs: ")[2]
+
+    name = f'"{schema_of(tmp_path)}"'
+    schema, _, database = needed().partition(", or ")
+    assert database == f'GRANT CREATE ON DATABASE "postgres" TO {name}'
+    assert schema == f"CREATE SCHEMA {name} AUTHORIZATION {name}"
+    admin(postgresql, "CREATE SCHEMA {s}", tmp_path)
+    assert needed() == f"GRANT USAGE, CREATE ON SCHEMA {name} TO {name}"
+    open_postgresql(url_of(tmp_path)).close()
+    grants = needed()
+    for statement in grants.split("; "):
+        admin(postgresql, statement, tmp_path)
+    store = open_postgresql(guest)
+    row = JobRow(id=new_id())
+    store.add([row])
+    assert store.receive([Delivery(endpoint="d", dedupe="1", job=row.id, body=b"x")]) == [True]
+    store.close()
+    monkeypatch.setattr(postgresql_schema, "VERSION", postgresql_schema.VERSION + 1)
+    steps = (
+        *postgresql_schema._STEPS,
+        lambda one, of: postgresql_schema._run(one, of, "ALTER TABLE {s}.job ADD x int"),
+    )
+    monkeypatch.setattr(postgresql_schema, "_STEPS", steps)
+    assert needed().startswith("only who owns the tables can bring them to version 3: ")
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -374,24 +417,33 @@ def test_a_restart_of_the_server_loses_nothing(postgresql: PostgreSQL, store: Po
 
 @pytest.mark.usefixtures("store")
 def test_a_server_that_is_back_after_long_is_found_soon(
-    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not after a wait as long as it was away."""
+    """Not after a wait as long as it was away. The errors say why, and the pool, which tries all the time, nothing beside."""
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 0.1)
     monkeypatch.setattr(postgresql_server, "WAIT_S", 1.0)
     monkeypatch.setattr(postgresql_server, "_SEEK_S", postgresql_server._SEEK_S / 10)
+    caplog.set_level(logging.WARNING)
     store = open_postgresql(url_of(tmp_path))
     store.add([JobRow(id=new_id())])
+    caplog.clear()
     postgresql.stop()
     try:
         for _ in range(4):
             with pytest.raises(JobError) as caught:
                 store.open_jobs()
             assert caught.value.retryable
+        assert "no connection within 1 s: connection " in caught.value.message
+        assert caplog.records == []
     finally:
         postgresql.start()
     assert store.open_jobs() == 1
     store.close()
+
+
+def test_pools_of_others_go_on_telling(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("psycopg.pool").warning("error connecting in %r: %s", "spanwire", psycopg.OperationalError("no"))
+    assert caplog.messages == ["error connecting in 'spanwire': no"]
 
 
 def test_a_primary_that_has_become_a_standby_is_left(store: PostgreSQLStore) -> None:

@@ -19,7 +19,7 @@ from psycopg import sql
 from spanwire.errors import ConfigurationError
 from spanwire.jobs.contract import JobRow
 
-__all__ = ["VERSION", "lock_of", "migrate", "named", "party_of", "short"]
+__all__ = ["VERSION", "lock_of", "migrate", "missing", "named", "party_of", "short"]
 
 _Connection = psycopg.Connection[tuple[Any, ...]]
 #: A key that is longer is its digest. Source: an entry of a B-tree has 2,704 bytes at most.
@@ -149,6 +149,37 @@ def migrate(connection: _Connection, schema: str) -> None:
             ),
             (str(VERSION).encode(),),
         )
+
+
+def missing(connection: _Connection, schema: str) -> str:
+    """What a role that was refused needs, as somebody can type it who may grant it."""
+    found = connection.execute(
+        "SELECT current_user, current_database(), to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,)
+    ).fetchone()
+    role, database, exists = found or ("", "", False)
+    made = connection.execute(
+        "SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = 'meta'",
+        (schema,),
+    ).fetchone()
+    text: LiteralString
+    if made is None and not exists:
+        text = "CREATE SCHEMA {schema} AUTHORIZATION {role}, or GRANT CREATE ON DATABASE {database} TO {role}"
+    elif made is None:
+        text = "GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
+    elif made[0]:  # it reads the version, and may not change tables
+        return f"only who owns the tables can bring them to version {VERSION}: open the store once as that role"
+    else:
+        text = (
+            "GRANT USAGE ON SCHEMA {schema} TO {role}; "
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}; "
+            "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+        )
+    return (
+        sql.SQL(text)
+        .format(schema=sql.Identifier(schema), role=sql.Identifier(role), database=sql.Identifier(database))
+        .as_string(connection)
+    )
 
 
 def _version(connection: _Connection, schema: str) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,7 +17,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from spanwire.errors import ConfigurationError, JobError
 
-from .postgresql_schema import migrate
+from .postgresql_schema import migrate, missing
 from .postgresql_settings import WAIT_S, PostgreSQLSettings
 
 __all__ = ["Connection", "Server"]
@@ -37,8 +39,40 @@ _NOT_AGAIN = (
 #: How long a lost connection is sought, with longer and longer waits, before the next one who needs it begins anew, in seconds:
 #: a server that is back after a long time is found within some seconds.
 _SEEK_S = 10.0
+#: Of our pools, in the log of psycopg_pool.
+_POOL = "spanwire jobs "
+_numbers = itertools.count(1)
 _parked: list[object] = []
 _warned: set[str] = set()
+
+
+class _Pooled(psycopg.Connection[tuple[Any, ...]]):
+    """One of a pool of ours: its class says so where the pool tells of it."""
+
+
+class _Told(logging.Filter):
+    """What psycopg_pool tells of our pools, each attempt to connect as a warning: ours to tell, once, as an error.
+
+    Attributes:
+        last: by the pool's name, when connecting failed last, and how.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, tuple[float, str]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args if isinstance(record.args, tuple) else ()
+        name = next((arg for arg in args if isinstance(arg, str) and arg.startswith(_POOL)), None)
+        if name is None and not any(isinstance(arg, _Pooled) for arg in args):
+            return True
+        if name is not None and isinstance(args[-1], psycopg.Error):
+            self.last[name] = (time.monotonic(), str(args[-1]))
+        return False
+
+
+_told = _Told()
+logging.getLogger("psycopg.pool").addFilter(_told)
 
 
 class Server:
@@ -99,6 +133,7 @@ class Server:
             pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
             pool.close()
+            _told.last.pop(pool.name, None)
 
     def _pool_now(self) -> _Pool:
         if self._pid != os.getpid():
@@ -120,6 +155,7 @@ class Server:
             if self._pool is pool:
                 self._pool = None
         pool.close(timeout=0)  # those in use are closed when they come back
+        _told.last.pop(pool.name, None)
 
     def _new_pool(self) -> _Pool:
         settings = self.settings
@@ -130,14 +166,21 @@ class Server:
             timeout=WAIT_S,
             reconnect_timeout=_SEEK_S,
             max_waiting=0,
-            name="spanwire jobs",
+            connection_class=_Pooled,
+            name=f"{_POOL}{next(_numbers)}",
             open=True,
         )
 
     def _migrate(self) -> None:
         try:
             with self.connect() as connection:
-                migrate(connection, self.settings.schema)
+                try:
+                    migrate(connection, self.settings.schema)
+                except errors.InsufficientPrivilege as error:
+                    raise ConfigurationError(
+                        f"the store cannot be opened: {self.settings.clean(error.diag.message_primary)}; the role needs: "
+                        f"{missing(connection, self.settings.schema)}"
+                    ) from error
                 self._warn(connection)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if "unsupported startup parameter" in str(error):
@@ -169,7 +212,13 @@ class Server:
 
     def _down(self, error: psycopg.Error) -> JobError:
         retryable = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction))
-        return JobError(f"the store of jobs cannot be used: {self.settings.clean(error)}", retryable=retryable)
+        why: object = error
+        pool = self._pool
+        if isinstance(error, PoolTimeout) and pool is not None:
+            failed_s, words = _told.last.get(pool.name, (0.0, ""))
+            if time.monotonic() - failed_s <= _SEEK_S + WAIT_S:  # else all of them are in use
+                why = f"no connection within {WAIT_S:g} s: {words}"
+        return JobError(f"the store of jobs cannot be used: {self.settings.clean(why)}", retryable=retryable)
 
 
 def _refused(error: psycopg.Error) -> bool:
@@ -179,4 +228,9 @@ def _refused(error: psycopg.Error) -> bool:
         return state[:2] in ("28", "3D", "42")
     # libpq has no code for errors of connecting: the server's words are all there is.
     text = str(error)
-    return "password" in text or ("does not exist" in text and "FATAL" in text) or "no pg_hba.conf entry" in text
+    return (
+        "invalid integer value" in text
+        or "password" in text
+        or ("does not exist" in text and "FATAL" in text)
+        or "no pg_hba.conf entry" in text
+    )
