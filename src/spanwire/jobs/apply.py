@@ -58,6 +58,7 @@ def change(store: Store, job: str, step: Callable[[JobRow], Advance], body: byte
                 reference = store.put_body(body)
             made.row.result = reference
         if store.swap(made.row, was=(row.state, row.attempt)):
+            made.row.revision += 1
             return Learned(made.row, made.resolved, made.flags, changed=True)
     raise JobError("the job changes faster than it can be written", job=job, retryable=True)
 

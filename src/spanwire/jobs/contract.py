@@ -123,6 +123,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
         code, message: of a failure.
         resolved_by: ``webhook``, ``poll``, ``ack`` or ``local``.
         flags: ``late_result``, ``stale``, ``unverified``, ``resubmitted`` ...
+        revision: how often it was written since it was added: :meth:`Store.swap` counts, and compares.
     """
 
     id: str
@@ -152,6 +153,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     message: str | None = None
     resolved_by: str = ""
     flags: tuple[str, ...] = ()
+    revision: int = 0
 
 
 class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -361,7 +363,8 @@ class Store(Protocol):
         """A job by the provider's id of it, or of one of its attempts."""
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set: write the row if the stored one has this state and attempt. False if it has not."""
+        """Compare-and-set: write the row if the stored one has this state and attempt, and the revision that ``row`` has. It is
+        stored with the next revision. False if the stored one is another, or gone."""
 
     def receive(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Put deliveries into the inbox; False for each that was there already."""

@@ -71,7 +71,20 @@ _NO_ORPHANS = (
     "(EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
     "WHERE p.dialect = i.dialect AND p.provider_id = i.provider_id))) ORDER BY number LIMIT ?"
 )
+#: Whether the job of a delivery is here: by our id of it, else by the provider's. Arguments: id, id, dialect, provider's id.
+_HERE = (
+    "EXISTS(SELECT 1 FROM job WHERE id = ?) OR (? IS NULL AND EXISTS("
+    "SELECT 1 FROM provider_id WHERE dialect = ? AND provider_id = ?))"
+)
+_ARRIVED = "UPDATE inbox SET here = 1 WHERE applied = 0 AND verified = 1 AND here = 0 AND "
+
+
+class _Revision(msgspec.Struct):
+    revision: int = 0
+
+
 _row_decoder = msgspec.msgpack.Decoder(JobRow)
+_revision_decoder = msgspec.msgpack.Decoder(_Revision)
 _delivery_decoder = msgspec.msgpack.Decoder(Delivery)
 _encoder = msgspec.msgpack.Encoder()
 _DIALECT = re.compile(r"[A-Za-z0-9_.-]*")
@@ -145,19 +158,21 @@ class SQLiteStore:
         return self._job(found[0]) if found else None
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt."""
+        """Compare-and-set on state, attempt and revision."""
+
+        written = msgspec.structs.replace(row, revision=row.revision + 1)
 
         def write(connection: sqlite3.Connection) -> bool:
             state, attempt = was
             known = connection.execute(
-                "SELECT input FROM job WHERE id = ? AND state = ? AND attempt = ?", (row.id, state, attempt)
+                "SELECT input, row FROM job WHERE id = ? AND state = ? AND attempt = ?", (row.id, state, attempt)
             ).fetchone()
-            if known is None:
+            if known is None or _revision_decoder.decode(known[1]).revision != row.revision:
                 return False
             connection.execute(
                 "UPDATE job SET party = ?, state = ?, attempt = ?, open = ?, next_s = ?, resolved_s = ?, input = ?, "
                 "result = ?, row = ? WHERE id = ?",
-                (*self._columns(row, known[0])[1:], row.id),
+                (*self._columns(written, known[0])[1:], row.id),
             )
             self._index(connection, row)
             return True

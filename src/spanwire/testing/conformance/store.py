@@ -98,10 +98,10 @@ class StoreConformance:
         store.add([_row()])
         assert store.find("d", "p-1") is None
         assert store.swap(_row(state="submitted", provider_id="p-1"), was=("created", 1))
-        assert other.find("d", "p-1") == _row(state="submitted", provider_id="p-1")
+        assert other.find("d", "p-1") == _row(state="submitted", provider_id="p-1", revision=1)
         assert other.find("e", "p-1") is None
-        assert store.swap(_row(state="created", attempt=2), was=("submitted", 1))
-        assert store.swap(_row(state="submitted", attempt=2, provider_id="p-2"), was=("created", 2))
+        assert store.swap(_row(state="created", attempt=2, revision=1), was=("submitted", 1))
+        assert store.swap(_row(state="submitted", attempt=2, provider_id="p-2", revision=2), was=("created", 2))
         for provider_id in ("p-1", "p-2"):
             found = other.find("d", provider_id)
             assert found is not None
@@ -119,6 +119,24 @@ class StoreConformance:
         found = store.get(_row().id)
         assert found is not None
         assert found.state == ("submitted" if fits else "created")
+
+    def test_two_writes_of_one_state_are_both_kept(self, store: Store, other: Store) -> None:
+        """Whoever writes what it has read before another one's write is told, and reads again: nothing is written over."""
+        store.add([_row(state="submitting")])
+        mine, theirs = store.get(_row().id), other.get(_row().id)
+        assert mine is not None
+        assert theirs is not None
+        mine.provider_id = "p-1"
+        theirs.flags = ("fetch",)
+        assert store.swap(mine, was=("submitting", 1))
+        assert not other.swap(theirs, was=("submitting", 1))
+        again = other.get(_row().id)
+        assert again is not None
+        again.flags = ("fetch",)
+        assert other.swap(again, was=("submitting", 1))
+        found = store.find("d", "p-1")
+        assert found is not None
+        assert (found.flags, found.revision) == (("fetch",), 2)
 
     def test_a_swap_of_nothing_fails(self, store: Store) -> None:
         """A job that was swept away does not come back."""

@@ -66,11 +66,14 @@ def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
         store.close()
 
 
-def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With everything that is in them, leases too."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_tables_of_an_older_version_go_on(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """With everything that is in them, leases and revisions too."""
     with monkeypatch.context() as older:
-        older.setattr(postgresql_schema, "_STEPS", postgresql_schema._STEPS[:1])
-        older.setattr(postgresql_schema, "VERSION", 1)
+        older.setattr(postgresql_schema, "_STEPS", postgresql_schema._STEPS[:version])
+        older.setattr(postgresql_schema, "VERSION", version)
         first = open_postgresql(url_of(tmp_path))
         key = first.instance_key()
         first.close()
@@ -89,6 +92,11 @@ def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monke
                 ),
                 (row.id, row.group, row.state, row.due_s or row.poll_s, encode(row)),
             )
+            if version > 1:
+                party = postgresql_schema.party_of(row.origin, row.dialect)
+                connection.execute(
+                    postgresql_schema.named("UPDATE {s}.job SET party = %s WHERE id = %s", schema), (party, row.id)
+                )
         connection.execute(
             postgresql_schema.named(
                 "INSERT INTO {s}.inbox VALUES(1, 'd/hooks', 'm', true, 'd', %s, NULL, 0, false, 1, 'body', %b)", schema
@@ -103,6 +111,9 @@ def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monke
     assert store.due(1000.0) == []
     assert [found.body for _, found in store.unapplied(lease_s=60.0)] == [b"body"]
     assert store.unapplied(lease_s=60.0) == []
+    queued = msgspec.structs.replace(rows[0], state="queued")
+    assert store.swap(queued, was=("running", 1))
+    assert not store.swap(queued, was=("queued", 1))
     store.close()
 
 
@@ -217,7 +228,7 @@ def test_an_input_is_not_read_again_and_again(store: PostgreSQLStore, monkeypatc
     assert other.get(rows[0].id) == rows[0]
     done = msgspec.structs.replace(rows[0], state="succeeded", input=b"")
     assert store.swap(done, was=("created", 1))
-    assert other.get(rows[0].id) == done
+    assert other.get(rows[0].id) == msgspec.structs.replace(done, revision=1)
     assert store._run("SELECT count(*) FROM {s}.input", ()) == [(2,)]
     other.close()
 
@@ -282,7 +293,7 @@ def test_a_write_whose_answer_was_lost_is_not_lost(store: PostgreSQLStore, break
     breaks()
     assert store.swap(msgspec.structs.replace(row, state="submitting"), was=("created", 1))
     breaks()
-    ended = msgspec.structs.replace(row, state="succeeded", resolved_s=1.0)
+    ended = msgspec.structs.replace(row, state="succeeded", resolved_s=1.0, revision=1)
     assert store.swap(ended, was=("submitting", 1))
     breaks()
     assert not store.swap(msgspec.structs.replace(row, state="failed"), was=("submitting", 1))
@@ -291,7 +302,7 @@ def test_a_write_whose_answer_was_lost_is_not_lost(store: PostgreSQLStore, break
     breaks()
     assert store.receive([Delivery(endpoint="d", dedupe="a"), Delivery(endpoint="d", dedupe="b")]) == [False, True]
     breaks()
-    assert store.get(row.id) == ended
+    assert store.get(row.id) == msgspec.structs.replace(ended, revision=2)
 
 
 def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +311,7 @@ def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypat
     store.add([row])
     other = PostgreSQLStore(store.settings)
     running = msgspec.structs.replace(row, state="running")
-    ended = msgspec.structs.replace(row, state="cancelled", resolved_s=1.0)
+    ended = msgspec.structs.replace(row, state="cancelled", resolved_s=1.0, revision=1)
     swap = store._swap
 
     def lost(meanwhile: Callable[[], object]) -> None:
@@ -319,7 +330,8 @@ def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypat
     second = JobRow(id=new_id(), due_s=5.0)
     store.add([second])
     ended = msgspec.structs.replace(second, state="cancelled", resolved_s=1.0)
-    lost(lambda: other.swap(msgspec.structs.replace(ended, flags=("late_result",)), was=("cancelled", 1)))
+    late = msgspec.structs.replace(ended, flags=("late_result",), revision=1)
+    lost(lambda: other.swap(late, was=("cancelled", 1)))
     assert store.swap(ended, was=("created", 1))
     other.close()
 

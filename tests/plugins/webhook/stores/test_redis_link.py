@@ -75,7 +75,8 @@ def test_what_was_done_and_not_answered_is_not_done_twice(shared_valkey: Valkey,
     losing(about=b"SET")
     reference = store.put_body(LARGE)
     losing()
-    assert store.swap(_row(1, state="succeeded", result=reference, resolved_s=5.0), was=("submitted", 1))
+    ended = _row(1, state="succeeded", result=reference, resolved_s=5.0, revision=1)
+    assert store.swap(ended, was=("submitted", 1))
     assert lossy.lost == 8
     assert store.unapplied() == []
     assert store.open_jobs() == 2
@@ -101,7 +102,7 @@ def test_a_swap_is_known_after_others_have_gone_on(shared_valkey: Valkey, lossy:
         if "EVALSHA" in str(commands) and not calls:
             calls += 1
             other = open_store(shared_valkey.url(prefix))
-            assert other.swap(_row(state="running"), was=("submitting", 1))
+            assert other.swap(_row(state="running", revision=1), was=("submitting", 1))
             raise redis.ConnectionError("lost")
         return answers
 
@@ -143,7 +144,7 @@ def test_nothing_is_lost_when_the_server_is_killed(own_valkey: Valkey) -> None:
     own_valkey.kill()
     own_valkey.start()
     assert store.receive([*came, Delivery(endpoint="d/h", dedupe="new")]) == [*[False] * 20, True]
-    assert store.completed("g") == [ended]
+    assert store.completed("g") == [msgspec.structs.replace(ended, revision=1)]
     assert store.body(reference) == LARGE
     assert [row.id for row in store.due(100.0)] == [row.id for row in rows[1:]]
     assert [found for _, found in store.unapplied()] == came
@@ -166,7 +167,12 @@ def test_nothing_is_lost_when_the_server_is_killed_in_the_middle(own_valkey: Val
             row = msgspec.structs.replace(row, state="submitted", provider_id=name)
             assert store.swap(row, was=("created", 1))
             ended = msgspec.structs.replace(
-                row, state="succeeded", input=b"", resolved_s=1.0, result=store.put_body(name.encode() * 2000)
+                row,
+                state="succeeded",
+                input=b"",
+                resolved_s=1.0,
+                result=store.put_body(name.encode() * 2000),
+                revision=1,
             )
             assert store.swap(ended, was=("submitted", 1))
             assert not store.swap(row, was=("created", 1))

@@ -87,7 +87,7 @@ def _step(store: Store, what: Sequence[Any]) -> object:
         row, was = arguments
         now = store.get(row.id)
         if now is not None:  # an input is written once, or dropped
-            row = msgspec.structs.replace(row, input=now.input if row.input else b"")
+            row = msgspec.structs.replace(row, input=now.input if row.input else b"", revision=now.revision)
             was = was or (now.state, now.attempt)
         return store.swap(row, was=was or ("created", 1))
     elif name == "receive":

@@ -105,7 +105,7 @@ class PostgreSQLStore:
         return self._job(*found[0]) if found else None
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt."""
+        """Compare-and-set on state, attempt and revision."""
         token, job = _token(), _uuid(row.id)
 
         def swap(connection: Connection) -> bool:
@@ -115,7 +115,7 @@ class PostgreSQLStore:
             return self._swap(connection, row, was, token, "there") or self._swap(connection, row, was, token, "given")
 
         def again(connection: Connection) -> bool:
-            found = self._ask(connection, sql.WRITTEN, (token, token, *was, job))
+            found = self._ask(connection, sql.WRITTEN, (token, token, *was, row.revision, job))
             if not found:
                 return False
             ours, as_it_was, has_ended = found[0]
@@ -325,9 +325,9 @@ class PostgreSQLStore:
     # --- inner ------------------------------------------------------------------------------------------------------
 
     def _swap(self, connection: Connection, row: JobRow, was: tuple[State, int], token: int, input: str) -> bool:
-        columns = self._columns(row)
+        columns = self._columns(msgspec.structs.replace(row, revision=row.revision + 1))
         is_open = columns[3]
-        given: list[Any] = [*columns, token, is_open, token, _uuid(row.id), *was]
+        given: list[Any] = [*columns, token, is_open, token, _uuid(row.id), *was, row.revision]
         there = "AND EXISTS(SELECT 1 FROM {s}.input WHERE input.job = j.id)" if input == "there" else ""
         statement = sql.SWAP.replace("{input_there}", there) + sql.SWAP_INPUT[input]
         if input == "given":
@@ -339,7 +339,7 @@ class PostgreSQLStore:
 
     @staticmethod
     def _columns(row: JobRow) -> tuple[Any, ...]:
-        """party, state, attempt, open, next_s, resolved_s, body, result, data."""
+        """party, state, attempt, open, next_s, resolved_s, body, result, data, revision."""
         is_open = row.state in OPEN
         times = [at for at in (row.due_s, row.poll_s) if at > 0]
         return (
@@ -352,6 +352,7 @@ class PostgreSQLStore:
             _place(row.result),
             row.result,
             _encoder.encode(msgspec.structs.replace(row, input=b"", result=b"")),
+            row.revision,
         )
 
     def _job(self, data: bytes, result: bytes, job: uuid.UUID, has_input: bool, input: bytes | None) -> JobRow:

@@ -111,12 +111,13 @@ class RedisStore:
         return self.get(max(ids.split(b"\n")).decode()) if ids else None
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt. Its answer is right also where the server's first one was lost."""
-        token, data = _token(), _data(row)
+        """Compare-and-set on state, attempt and revision. Its answer is right also where the server's first one was lost."""
+        token, data = _token(), _data(msgspec.structs.replace(row, revision=row.revision + 1))
         bodies: list[Command] = []
         what: bytes = b"keep" if row.input else b"drop"  # it is the same: an input is written once, or dropped
         while True:
-            done = self._link.script("swap", token, row.id, *was, data, row.result, what, before=bodies, durable=True)
+            given = (token, row.id, *was, data, row.result, what, row.revision)
+            done = self._link.script("swap", *given, before=bodies, durable=True)
             if done != 2:
                 return bool(done)
             what = self._kept(row.input, bodies)
