@@ -67,8 +67,9 @@ _PARTIES = (
 )
 _WAITING = "SELECT number, delivery, body, verified FROM inbox AS i WHERE applied = 0 AND verified = 1 AND "
 _FREE = "NOT lease_s BETWEEN ? AND ? AND "
+#: ``here`` alone has those whose job was swept away.
 _NO_ORPHANS = (
-    "(EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
+    "here = 1 AND (EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
     "WHERE p.dialect = i.dialect AND p.provider_id = i.provider_id))) ORDER BY number LIMIT ?"
 )
 #: Whether the job of a delivery is here: by our id of it, else by the provider's. Arguments: id, id, dialect, provider's id.
@@ -139,6 +140,7 @@ class SQLiteStore:
                     "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (row.id, *self._columns(row)),
                 )
+                connection.execute(_ARRIVED + "job = ?", (row.id,))
                 self._index(connection, row)
 
         self._write(write)
@@ -236,18 +238,23 @@ class SQLiteStore:
                 ).fetchone():
                     fresh.append(False)
                     continue
-                dialect = _DIALECT.match(delivery.endpoint)
+                found = _DIALECT.match(delivery.endpoint)
+                dialect = found.group() if found else ""
                 connection.execute(
                     "INSERT INTO inbox(endpoint, dedupe, verified, dialect, job, provider_id, received_s, applied, body, "
-                    "delivery) VALUES(?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+                    f"delivery, here) VALUES(?, ?, ?, ?, ?, ?, ?, 0, ?, ?, {_HERE})",
                     (
                         *key,
-                        dialect.group() if dialect else "",
+                        dialect,
                         delivery.job,
                         delivery.provider_id,
                         delivery.received_s,
                         self._segments.append(delivery.body),
                         _encoder.encode(msgspec.structs.replace(delivery, body=b"")),
+                        delivery.job,
+                        delivery.job,
+                        dialect,
+                        delivery.provider_id,
                     ),
                 )
                 fresh.append(True)
@@ -298,7 +305,12 @@ class SQLiteStore:
         """One of those could be, after all; it goes if the same one has come, verified, meanwhile."""
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE OR IGNORE inbox SET verified = 1 WHERE number = ?", (number,))
+            found = connection.execute("SELECT job, job, dialect, provider_id FROM inbox WHERE number = ?", (number,))
+            for who in found.fetchall():
+                connection.execute(
+                    f"UPDATE OR IGNORE inbox SET verified = 1, here = {_HERE} WHERE number = ?",  # noqa: S608
+                    (*who, number),
+                )
             connection.execute("DELETE FROM inbox WHERE number = ? AND verified = 0", (number,))
 
         self._write(write)
@@ -455,9 +467,10 @@ class SQLiteStore:
     @staticmethod
     def _index(connection: sqlite3.Connection, row: JobRow) -> None:
         if row.provider_id is not None:
-            connection.execute(
-                "INSERT OR IGNORE INTO provider_id VALUES(?, ?, ?)", (row.dialect, row.provider_id, row.id)
-            )
+            named = (row.dialect, row.provider_id)
+            new = connection.execute("INSERT OR IGNORE INTO provider_id VALUES(?, ?, ?)", (*named, row.id)).rowcount
+            if new:
+                connection.execute(_ARRIVED + "job IS NULL AND dialect = ? AND provider_id = ?", named)
 
     def _job(self, found: tuple[bytes, bytes, bytes]) -> JobRow:
         data, input_ref, result = found

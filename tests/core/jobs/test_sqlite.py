@@ -206,6 +206,17 @@ PRAGMA user_version = 1;
 """
 
 
+#: What version 2 has changed.
+V2 = """
+ALTER TABLE job ADD COLUMN party TEXT NOT NULL DEFAULT '';
+ALTER TABLE inbox ADD COLUMN lease_s REAL NOT NULL DEFAULT 0;
+DROP INDEX job_due;
+CREATE INDEX job_due ON job(party, next_s) WHERE open = 1 AND next_s IS NOT NULL;
+UPDATE job SET party = CASE id WHEN '1' THEN 'http://h:1/x y d' ELSE 'http://h:2 e' END;
+PRAGMA user_version = 2;
+"""
+
+
 def a_file_of_version_1(path: Path) -> tuple[list[JobRow], list[Delivery]]:
     encode = msgspec.msgpack.encode
     rows = [
@@ -248,9 +259,20 @@ def a_file_of_version_1(path: Path) -> tuple[list[JobRow], list[Delivery]]:
     return rows, deliveries
 
 
-def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
-    """With everything that is in it, its leases too."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version_goes_on(tmp_path: Path, version: int) -> None:
+    """With everything that is in it, its leases too, and its orphans wait as they did."""
     rows, deliveries = a_file_of_version_1(tmp_path / "jobs.db")
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    connection.execute(
+        "INSERT INTO inbox(endpoint, dedupe, verified, dialect, provider_id, received_s, applied, body, delivery) "
+        "SELECT endpoint, 'orphan', 1, dialect, 'p-9', 0, 0, body, ? FROM inbox WHERE dedupe = 'n'",
+        (msgspec.msgpack.encode(Delivery(endpoint="e", dedupe="orphan", provider_id="p-9")),),
+    )
+    connection.commit()
+    if version == 2:
+        connection.executescript(V2)
+    connection.close()
     for _ in range(2):  # once it is migrated, it is opened like any other
         store = SQLiteStore(tmp_path / "jobs.db")
         assert [store.get(row.id) for row in rows] == rows
@@ -265,6 +287,54 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
     assert store.unapplied(lease_s=60.0) == []
     assert store.due(1000.0, lease_s=60.0) == [rows[1], rows[0]]
     assert store.due(1000.0) == []
+    store.add([JobRow(id="9", dialect="e", state="submitted", provider_id="p-9")])
+    assert [found.dedupe for _, found in store.unapplied(lease_s=60.0)] == ["orphan"]
+    assert store.swap(msgspec.structs.replace(rows[0], state="queued"), was=("running", 1))
+    store.close()
+
+
+def test_orphans_are_not_looked_at(tmp_path: Path) -> None:
+    """Webhooks of an account may be those of other programs, a hundred thousand of them: a look does not grow with them."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id="1", dialect="d", state="submitted", provider_id="p")])
+
+    def steps() -> int:
+        """What a look costs, in steps of SQLite's virtual machine."""
+        connection, taken = sqlite3.connect(store.path), 0
+
+        def step() -> int:
+            nonlocal taken
+            taken += 1
+            return 0
+
+        connection.set_progress_handler(step, 10)
+        found = connection.execute(sqlite_module._WAITING + sqlite_module._NO_ORPHANS, (10,)).fetchall()
+        connection.close()
+        assert len(found) == 1
+        return taken
+
+    store.receive([Delivery(endpoint="d/hooks", dedupe="mine", provider_id="p")])
+    before = steps()
+    store.receive([Delivery(endpoint="d/hooks", dedupe=str(n), provider_id=f"x-{n}") for n in range(500)])
+    store.receive([Delivery(endpoint="d/hooks", dedupe=f"j {n}", job=f"x-{n}") for n in range(500)])
+    assert steps() <= before + 2
+    # Their job may come all the same: added, named, or named anew.
+    store.add(
+        [JobRow(id="x-1", dialect="d"), JobRow(id="2", dialect="d", provider_id="x-2"), JobRow(id="3", dialect="d")]
+    )
+    assert store.swap(JobRow(id="3", dialect="d", provider_id="x-3"), was=("created", 1))
+    assert [found.dedupe for _, found in store.unapplied()] == ["mine", "2", "3", "j 1"]
+    store.close()
+
+
+def test_an_orphan_that_is_verified_later_is_seen(tmp_path: Path) -> None:
+    """Its job came after it."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.receive([Delivery(endpoint="d", dedupe=name, job=name, verified=False) for name in ("1", "2")])
+    store.add([JobRow(id="1")])
+    for number, _ in store.quarantined():
+        store.verified(number)
+    assert [found.dedupe for _, found in store.unapplied()] == ["1"]
     store.close()
 
 
@@ -277,7 +347,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkey
         raise sqlite3.OperationalError("the disk is full")
 
     monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS, fails))
-    monkeypatch.setattr(sqlite_schema, "VERSION", 3)
+    monkeypatch.setattr(sqlite_schema, "VERSION", len(sqlite_schema._STEPS))
     with pytest.raises(ConfigurationError, match="disk is full"):
         SQLiteStore(tmp_path / "jobs.db")
     assert schema_of(tmp_path / "jobs.db") == before
