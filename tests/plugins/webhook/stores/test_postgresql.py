@@ -123,6 +123,18 @@ def test_newer_tables_are_refused(postgresql: PostgreSQL, store: PostgreSQLStore
         open_postgresql(url_of(tmp_path))
 
 
+def test_a_server_that_is_too_old_is_refused(
+    store: PostgreSQLStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made there."""
+    ours = store._server.run(lambda connection: connection.info.server_version) // 10_000
+    monkeypatch.setattr(postgresql_server, "_OLDEST", ours + 1)
+    with pytest.raises(ConfigurationError, match=f"is PostgreSQL {ours}, and it has to be {ours + 1} or newer"):
+        open_postgresql(url_of(tmp_path / "new").replace("postgres:@", "postgres:hunter2@"))
+    made = store._run("SELECT count(*) FROM pg_namespace WHERE nspname = %s", (schema_of(tmp_path / "new"),))
+    assert made == [(0,)]
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -14,6 +14,7 @@ from psycopg import errors
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs.stores import redacted
 
 from .postgresql_schema import migrate
 from .postgresql_settings import WAIT_S, PostgreSQLSettings
@@ -37,6 +38,8 @@ _NOT_AGAIN = (
 #: How long a lost connection is sought, with longer and longer waits, before the next one who needs it begins anew, in seconds:
 #: a server that is back after a long time is found within some seconds.
 _SEEK_S = 10.0
+#: Source: pg_current_snapshot() is of PostgreSQL 13, and 12 is out of support since November 2024.
+_OLDEST = 13
 _parked: list[object] = []
 _warned: set[str] = set()
 
@@ -137,6 +140,7 @@ class Server:
     def _migrate(self) -> None:
         try:
             with self.connect() as connection:
+                self._check(connection)
                 migrate(connection, self.settings.schema)
                 self._warn(connection)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -150,6 +154,14 @@ class Server:
             raise self._down(error) from error
         except psycopg.Error as error:
             raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
+
+    def _check(self, connection: Connection) -> None:
+        version = connection.info.server_version
+        if version // 10_000 < _OLDEST:
+            raise ConfigurationError(
+                f"the store's server is PostgreSQL {version // 10_000}, and it has to be {_OLDEST} or newer: upgrade it, or "
+                f"name another one in {redacted(self.settings.url)}"
+            )
 
     def _warn(self, connection: Connection) -> None:
         for name, value, meaning in (
