@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socketserver
 import ssl
 import threading
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
-from spanwire_webhook.stores.redis import open_store
+from spanwire_webhook.stores import redis_listener
+from spanwire_webhook.stores.redis import open_store, read_url
+from spanwire_webhook.stores.redis_link import Link
 from spanwire_webhook.stores.redis_lua import OUTSIDE
 
 from spanwire.errors import ConfigurationError, JobError
@@ -233,6 +236,36 @@ def test_a_server_that_is_gone_is_an_error_that_passes(monkeypatch: pytest.Monke
             call()
         assert caught.value.retryable
     store.close()
+
+
+def test_a_listener_that_is_closed_while_it_connects_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has taken its connection, and does not say yet which one it is."""
+    monkeypatch.setattr(redis_listener, "_LOOK_S", 0.01)
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    asked = threading.Event()
+
+    class Slow(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while text := self.request.recv(65536):
+                if b"\r\nID\r\n" in text:
+                    asked.set()
+                else:
+                    self.request.sendall((b"*0" if b"XREVRANGE" in text else b"+OK") + b"\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        link = Link(read_url(f"redis://127.0.0.1:{server.server_address[1]}/0"), 1, lambda: None)
+        listener = redis_listener.Listener(link)
+        assert listener.add(lambda: None)
+        assert asked.wait(20)
+        listener.close()
+        link.close()
+        server.shutdown()
+        serving.join()
+    assert failed == []
+    assert not any(thread.name == "spanwire store listener" for thread in threading.enumerate())
 
 
 # --- durability ---------------------------------------------------------------------------------------------------------
