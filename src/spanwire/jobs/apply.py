@@ -16,7 +16,7 @@ from ..errors import JobError
 from .contract import OPEN, Delivery, JobCodec, JobRow, Seen, Store
 from .states import Advance, advance
 
-__all__ = ["Applied", "Learned", "apply_deliveries", "ask_now", "change", "learn"]
+__all__ = ["Applied", "Learned", "add", "apply_deliveries", "ask_now", "change", "learn"]
 
 _log = logging.getLogger("spanwire.jobs")
 #: Others change the same job at the same time; a job has no more than a dozen states to go through.
@@ -37,6 +37,25 @@ class Learned(NamedTuple):
     resolved: bool = False
     flags: tuple[str, ...] = ()
     changed: bool = False
+
+
+def add(store: Store, row: JobRow) -> None:
+    """A new job.
+
+    Raises:
+        JobError: with the job's id. Retryable: the store is down, and perhaps it has taken the job all the same.
+    """
+    try:
+        store.add([row])
+    except JobError as error:
+        error.job = error.job or row.id
+        if error.retryable:
+            error.message += (
+                f"; it is not known whether job {row.id} was written before: if it was, whoever looks after the store submits "
+                f"it in a while. Once the store is back, `spanwire jobs show {row.id}` says so, and "
+                f"manager.jobs.attach({row.id!r}).cancel() ends it"
+            )
+        raise
 
 
 def change(store: Store, job: str, step: Callable[[JobRow], Advance], body: bytes | None = None) -> Learned | None:

@@ -38,7 +38,7 @@ from ..errors import (
 from ..run import Prepared
 from ..timeline import AttemptRecord
 from ..wire.advice import nothing_there
-from .apply import Applied, Learned, apply_deliveries, change, learn
+from .apply import Applied, Learned, add, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
 from .contract import (
@@ -255,11 +255,11 @@ class JobRunner:
             self._books.pop(row.id, None)
 
     async def _add(self, row: JobRow, *, held: bool) -> None:
-        async def add() -> None:
-            await self._blocking(self.store.add, [row])
+        async def write() -> None:
+            await self._blocking(add, self.store, row)
             self._tell.written(row)
 
-        adding = self._task(add())
+        adding = self._task(write())
         adding.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there for it
 
         async def take_back() -> None:

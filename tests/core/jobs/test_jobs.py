@@ -7,7 +7,7 @@ import contextlib
 import gc
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -559,6 +559,30 @@ async def test_a_submitter_that_died_is_followed_by_another(tmp_path: Path) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await dead.aclose()
+    store.close()
+
+
+class Unsure(SQLiteStore):
+    """Loses its answer to what it has written."""
+
+    def add(self, rows: Sequence[JobRow]) -> None:
+        super().add(rows)
+        raise JobError("the store of jobs cannot be used: it is gone", retryable=True)
+
+
+async def test_a_job_that_was_perhaps_written_is_named(tmp_path: Path) -> None:
+    """It may be submitted later, by whoever looks after the store: its caller can find it, and end it."""
+    store = Unsure(tmp_path / "jobs.db")
+    async with serving() as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, store=store)
+        with pytest.raises(JobError, match="not known whether") as caught:
+            await manager.submit(endpoint, CALL)
+        assert caught.value.retryable
+        assert caught.value.job is not None
+        assert caught.value.job in str(caught.value)
+        job = manager.jobs.attach(caught.value.job, endpoint=endpoint)
+        assert await job.cancel()
+        assert server.submits == []
     store.close()
 
 
