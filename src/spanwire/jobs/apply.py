@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import JobError
-from .contract import OPEN, Delivery, JobCodec, JobRow, Seen, Store
+from .contract import DAMAGED, OPEN, Delivery, JobCodec, JobRow, Seen, Store
 from .states import Advance, advance
 
 __all__ = ["Applied", "Learned", "add", "apply_deliveries", "ask_now", "change", "learn"]
@@ -143,6 +143,8 @@ def apply_deliveries(
             continue
         learned: Learned | None
         try:
+            if DAMAGED in delivery.flags:
+                raise ValueError("its body is gone")  # noqa: TRY301 - as one that cannot be read
             seen = codec.webhook(delivery.headers, delivery.body)
         except Exception as error:  # noqa: BLE001 - what comes after it is not to wait for a codec's mistake
             if not isinstance(error, ValueError):

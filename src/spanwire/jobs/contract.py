@@ -24,6 +24,7 @@ from ..endpoint import Endpoint
 from ..errors import ServerError
 
 __all__ = [
+    "DAMAGED",
     "OPEN",
     "TERMINAL",
     "BatchCodec",
@@ -58,6 +59,9 @@ State = Literal[
 ]
 OPEN: frozenset[State] = frozenset({"created", "submitting", "submit_unknown", "submitted", "queued", "running"})
 TERMINAL: frozenset[State] = frozenset({"succeeded", "failed", "cancelled", "expired", "lost"})
+
+#: A flag of a delivery whose body cannot be read in the store any more.
+DAMAGED = "damaged"
 
 #: How results come: by webhook with polling as the fallback, or by polling alone (no public URL).
 Mode = Literal["webhook", "poll"]
@@ -118,7 +122,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
         due_s: the deadline; poll_s: when to ask next (0.0 = not planned).
         times: the provider's.
         trace: ``traceparent`` and the like of the producer span.
-        input: the encoded call, to submit it again; b"" once it is not needed.
+        input: the encoded call, to submit it again; b"" once it is not needed, or if the store cannot read it any more.
         result: where the result's body is: ``b""`` for none, else a reference that only the store understands.
         code, message: of a failure.
         resolved_by: ``webhook``, ``poll``, ``ack`` or ``local``.
@@ -169,7 +173,7 @@ class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
         headers: those that a schema needs, names in lower case.
         body: the raw bytes, up to the limit.
         verified: its signature, or its URL's MAC where the schema has no signature, was right.
-        flags: ``stale``, ``unverified``, ``unparsed`` ...
+        flags: ``stale``, ``unverified``, ``unparsed`` ... and :data:`DAMAGED`, by the store: its body is gone.
     """
 
     endpoint: str
@@ -349,8 +353,11 @@ class Wakes(Protocol):
 class Store(Protocol):
     """Where jobs are. Every method is safe from any thread, and durable when it returns. Times are seconds since the epoch.
 
+    One job's damage is not another's: a row whose input is gone comes without it, a delivery whose body is gone with the flag
+    :data:`DAMAGED`, and what cannot be read now is left out of :meth:`due` and :meth:`unapplied`, where others can be.
+
     Raises:
-        JobError: the store is down.
+        JobError: the store is down (retryable).
     """
 
     def add(self, rows: Sequence[JobRow]) -> None:

@@ -32,6 +32,7 @@ import msgspec
 
 from ..errors import ConfigurationError, JobError
 from .contract import OPEN, Delivery, JobRow, State
+from .damage import Damage
 from .segments import NAME_BYTES, Segments, inline
 from .sqlite_schema import migrate, party_of
 
@@ -108,6 +109,7 @@ class SQLiteStore:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, keep_s: float = KEEP_S) -> None:
         self._keep_s = keep_s
+        self._damage = Damage()
         self._temporary: Callable[[], object] | None = None
         if path is None:
             folder = tempfile.mkdtemp(prefix="spanwire-jobs-")
@@ -193,7 +195,7 @@ class SQLiteStore:
         found = self._read_with(partial(_due, now_s, limit, parties))
         if lease_s > 0 and found:  # somebody may have taken some meanwhile
             found = self._write(partial(_lease_due, now_s, limit, parties, now_s + lease_s))
-        return [self._job(row[:3]) for row in found]
+        return self._readable(found, lambda row: self._job(row[:3]), lambda error, _: f"job {error.job}")
 
     def states(self, ids: Sequence[str]) -> dict[str, State]:
         """How these jobs stand."""
@@ -284,7 +286,7 @@ class SQLiteStore:
                 found = self._write(partial(_lease_deliveries, now_s, limit, now_s + lease_s))
         else:
             found = self._read(_WAITING + _NO_ORPHANS, (limit,))
-        return [self._delivery(row) for row in found]
+        return self._readable(found, self._delivery, lambda _, row: f"webhook {row[0]}")
 
     def applied(self, numbers: Sequence[int]) -> None:
         """These deliveries have been applied."""
@@ -299,7 +301,7 @@ class SQLiteStore:
         found = self._read(
             "SELECT number, delivery, body, verified FROM inbox WHERE verified = 0 ORDER BY number LIMIT ?", (limit,)
         )
-        return [self._delivery(row) for row in found]
+        return self._readable(found, self._delivery, lambda _, row: f"webhook {row[0]}")
 
     def verified(self, number: int) -> None:
         """One of those could be, after all; it goes if the same one has come, verified, meanwhile."""
@@ -477,15 +479,42 @@ class SQLiteStore:
         row = _row_decoder.decode(data)
         row.result = bytes(result)
         if input_ref:
-            row.input = self._segments.read(input_ref)
+            try:
+                row.input = self._segments.read(input_ref)
+            except JobError as error:
+                if error.retryable:
+                    error.job = row.id
+                    raise
+                row.input = self._damage.input(row.id, error)
         return row
 
     def _delivery(self, found: tuple[int, bytes, bytes, int]) -> tuple[int, Delivery]:
         number, data, reference, verified = found
         delivery = _delivery_decoder.decode(data)
-        delivery.body = self._segments.read(reference)
         delivery.verified = bool(verified)
+        try:
+            delivery.body = self._segments.read(reference)
+        except JobError as error:
+            if error.retryable:
+                raise
+            delivery = self._damage.delivery(number, delivery, error)
         return number, delivery
+
+    def _readable(
+        self, found: Sequence[Any], read: Callable[[Any], _T], name: Callable[[JobError, Any], str]
+    ) -> list[_T]:
+        """Of these, what can be read now; if that is nothing, the store is down."""
+        good: list[_T] = []
+        down: JobError | None = None
+        for one in found:
+            try:
+                good.append(read(one))
+            except JobError as error:
+                down = error
+                self._damage.left_out(name(error, one), error)
+        if down is not None and not good:
+            raise down
+        return good
 
     def _read(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
         return self._read_with(lambda connection: connection.execute(statement, arguments).fetchall())

@@ -562,6 +562,22 @@ async def test_a_submitter_that_died_is_followed_by_another(tmp_path: Path) -> N
     store.close()
 
 
+async def test_a_job_whose_input_is_gone_ends(tmp_path: Path) -> None:
+    """It cannot be submitted, and says so; before, it was tried until its deadline."""
+    async with serving() as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path)
+        job = await manager.submit(endpoint, CALL)
+        await job
+        assert job.row is not None
+        store = SQLiteStore(tmp_path / "jobs.db")
+        lost = JobRow(id="lost", origin=job.row.origin, dialect="simple", state="created", poll_s=1.0, due_s=4e9)
+        store.add([lost])
+        with pytest.raises(ServerError, match="its input is not in the store any more"):
+            await manager.jobs.attach("lost", endpoint=endpoint)
+        assert len(server.submits) == 1
+        store.close()
+
+
 class Unsure(SQLiteStore):
     """Loses its answer to what it has written."""
 

@@ -18,10 +18,11 @@ import msgspec
 import pytest
 
 from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs import segments as segments_module
 from spanwire.jobs import sqlite as sqlite_module
 from spanwire.jobs import sqlite_schema
 from spanwire.jobs.apply import apply_deliveries, learn
-from spanwire.jobs.contract import Delivery, JobRow, Seen
+from spanwire.jobs.contract import DAMAGED, Delivery, JobRow, Seen, Store
 from spanwire.jobs.segments import Segments
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.jobs.stores import open_store
@@ -32,6 +33,23 @@ from tests.core.jobs.simple import Simple, said
 class TestSQLite(StoreConformance):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/jobs.db"
+
+    def damage(self, store: Store, job: str) -> None:
+        assert isinstance(store, SQLiteStore)
+        spoil(store, "SELECT input FROM job WHERE id = ?", job)
+
+
+def spoil(store: SQLiteStore, select: str, who: object) -> Path:
+    """Change one byte of a body on the disk."""
+    connection = sqlite3.connect(store.path)
+    ((reference,),) = connection.execute(select, (who,)).fetchall()
+    connection.close()
+    name, offset, _, _ = segments_module._PLACE.unpack(reference[1:])
+    path = Path(f"{store.path}-bodies") / f"{name.decode()}.bodies"
+    whole = bytearray(path.read_bytes())
+    whole[offset] ^= 1
+    path.write_bytes(whole)
+    return path
 
 
 # --- every order --------------------------------------------------------------------------------------------------------
@@ -379,6 +397,46 @@ def test_a_damaged_body_is_told(tmp_path: Path) -> None:
     with pytest.raises(JobError):
         store.body(b"\x01nonsense")
     store.close()
+
+
+def test_a_webhook_whose_body_is_damaged_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That it has come is known: its provider is asked."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id=name, dialect="d", state="submitted", provider_id=f"p-{name}") for name in "12"])
+    done = said("done", "p-1", output="x" * 10_000)
+    store.receive([Delivery(endpoint="d", dedupe=name, job=name, body=done) for name in "12"])
+    spoil(store, "SELECT body FROM inbox WHERE job = ?", "1")
+    for _ in range(2):
+        first, second = store.unapplied()
+    assert (first[1].body, first[1].flags, second[1].body, second[1].flags) == (b"", (DAMAGED,), done, ())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["webhook 1 of job 1"]  # once
+    apply_deliveries(store, [first, second], lambda row: Simple(), now_s=7.0)
+    rows = [store.get(name) for name in "12"]
+    assert [(row.state, row.poll_s) for row in rows if row] == [("submitted", 7.0), ("succeeded", 0.0)]
+    assert store.unapplied() == []
+    store.close()
+
+
+def test_what_cannot_be_read_now_is_left_for_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not damage: the job is whole again when its file is. Only if nothing can be read, the store is down."""
+    store, other = SQLiteStore(tmp_path / "jobs.db"), SQLiteStore(tmp_path / "jobs.db")
+    rows = [JobRow(id=name, poll_s=1.0, input=name.encode() * 10_000) for name in "12"]
+    store.add(rows[:1])
+    other.add(rows[1:])  # another file
+    path = spoil(store, "SELECT input FROM job WHERE id = ?", "1")
+    aside = path.rename(path.with_suffix(".aside"))
+    path.mkdir()  # reading it fails, for root too
+    assert store.due(5.0) == store.due(5.0) == rows[1:]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["job 1 is left for later"]
+    with pytest.raises(JobError, match="cannot be read now") as caught:
+        store.due(5.0, 1)
+    assert (caught.value.retryable, caught.value.job) == (True, "1")
+    path.rmdir()
+    aside.rename(path)
+    spoil(store, "SELECT input FROM job WHERE id = ?", "1")  # twice: as it was
+    assert store.due(5.0) == rows
+    store.close()
+    other.close()
 
 
 def test_a_reference_leads_nowhere_else(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ class StoreConformance:
         """The store's URL; a new and empty one for each ``tmp_path``."""
         raise NotImplementedError("a subclass says url() or open()")
 
+    def damage(self, store: Store, job: str) -> None:
+        """Lose the input of this job (``_LARGE``, among others like it), as a disk or a server does that loses one thing; and
+        the body of its delivery, if the store can lose that. A store that cannot lose one without the others leaves this."""
+        pytest.skip("a subclass says by damage() what it looks like when something is lost in the store")
+
     def open(self, tmp_path: Path) -> Store:
         """Open it, or open it again: another view of the same jobs, as another process has it."""
         from ...jobs.stores import open_store
@@ -188,6 +193,24 @@ class StoreConformance:
         assert len(store.due(1000.0, limit=1)) == 1
         assert store.swap(_row(2, state="succeeded", resolved_s=11.0), was=("created", 1))
         assert [row.id for row in store.due(20.0)] == [ids[5]]
+
+    def test_a_job_whose_input_is_gone_stops_no_other(self, store: Store, tmp_path: Path) -> None:
+        """It comes without it, by every way, so that it can be ended. The others are whole."""
+        store.add([_row(n, origin="o", poll_s=float(n), provider_id=f"p-{n}", input=_LARGE) for n in (1, 2)])
+        self.damage(store, _row(1).id)
+        other = self.open(tmp_path)  # which knows nothing of it
+        try:
+            for rows in (other.due(9.0), other.due(9.0, parties=[("o", "d")], lease_s=60.0)):
+                assert [(row.id, row.input) for row in rows] == [(_row(1).id, b""), (_row(2).id, _LARGE)]
+            for row in (other.get(_row(1).id), other.find("d", "p-1")):
+                assert row is not None
+                assert row.input == b""
+            assert row is not None
+            ended = msgspec.structs.replace(row, state="failed", resolved_s=1.0)
+            assert other.swap(ended, was=("created", 1))
+            assert [row.state for row in other.completed("")] == ["failed"]
+        finally:
+            other.close()
 
     def test_what_is_due_of_some_parties(self, store: Store, other: Store) -> None:
         """Of these alone; and of nobody else where there are none."""

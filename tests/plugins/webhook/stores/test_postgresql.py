@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import spanwire
 from spanwire.cli.app import app
 from spanwire.errors import ConfigurationError, JobError
-from spanwire.jobs.contract import Delivery, JobRow
+from spanwire.jobs.contract import Delivery, JobRow, Store
 from spanwire.jobs.ids import new_id
 from spanwire.jobs.stores import open_store
 from spanwire.testing import LoopbackServer, Script, StoreConformance
@@ -38,6 +38,10 @@ from tests.plugins.webhook.stores.postgresql import PostgreSQL, schema_of, url_o
 class TestPostgreSQL(StoreConformance):
     def url(self, tmp_path: Path) -> str:
         return url_of(tmp_path)
+
+    def damage(self, store: Store, job: str) -> None:
+        assert isinstance(store, PostgreSQLStore)
+        assert store._run("DELETE FROM {s}.input WHERE job = %s RETURNING 1", (job,)) == [(1,)]
 
 
 @pytest.fixture
@@ -243,6 +247,33 @@ def test_an_input_is_not_read_again_and_again(store: PostgreSQLStore, monkeypatc
     assert other.get(rows[0].id) == msgspec.structs.replace(done, revision=1)
     assert store._run("SELECT count(*) FROM {s}.input", ()) == [(2,)]
     other.close()
+
+
+def test_an_input_that_the_server_cannot_read_stops_no_other(
+    postgresql: PostgreSQL, store: PostgreSQLStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page of it is damaged: its job comes without it, by every way, and can be ended."""
+    rows = [JobRow(id=new_id(), dialect="d", provider_id=f"p-{n}", input=b"call", due_s=1.0) for n in range(3)]
+    store.add(rows)
+    damage = """
+    CREATE FUNCTION {s}.lost() RETURNS bytea STABLE LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'missing chunk number 0 for toast value 1'; END $$;
+    ALTER TABLE {s}.input RENAME TO pages;
+    CREATE VIEW {s}.input AS SELECT job, CASE WHEN job = 'ID' THEN {s}.lost() ELSE data END AS data FROM {s}.pages
+    """
+    admin(postgresql, damage.replace("ID", rows[1].id), tmp_path)
+    lost = msgspec.structs.replace(rows[1], input=b"")
+    for look in (
+        lambda other: other.due(5.0),
+        lambda other: other.due(5.0, lease_s=60.0),
+        lambda other: [rows[0], other.get(lost.id), rows[2]],
+        lambda other: [rows[0], other.find("d", "p-1"), rows[2]],
+    ):
+        other = PostgreSQLStore(store.settings)
+        assert look(other) == [rows[0], lost, rows[2]]
+        other.close()
+    assert "missing chunk" in caplog.text
+    assert store.swap(msgspec.structs.replace(lost, state="failed"), was=("created", 1))
 
 
 def test_what_is_asked_all_the_time_is_looked_up(

@@ -16,7 +16,7 @@ INSERT INTO {s}.provider_id SELECT dialect, provider_id, id FROM u WHERE provide
 JOB = "SELECT j.data, j.result, j.id, i.job IS NOT NULL, {input} FROM {s}.job AS j LEFT JOIN {s}.input AS i ON i.job = j.id "
 GET = JOB.replace("{input}", "CASE WHEN %s THEN i.data END") + "WHERE j.id = %s"
 FIND = (
-    JOB.replace("{input}", "i.data")
+    JOB.replace("{input}", "CASE WHEN %s THEN i.data END")
     + "JOIN {s}.provider_id AS p ON p.job = j.id WHERE p.dialect = %s AND p.provider_id = %s ORDER BY j.id DESC LIMIT 1"
 )
 COMPLETED = (

@@ -20,6 +20,7 @@ from psycopg import errors
 from spanwire.errors import JobError
 from spanwire.jobs.apply import dialect_of
 from spanwire.jobs.contract import OPEN, Delivery, JobRow, State
+from spanwire.jobs.damage import Damage
 from spanwire.jobs.sqlite import REMEMBER_S
 
 from . import postgresql_sql as sql
@@ -59,6 +60,7 @@ class PostgreSQLStore:
         self.settings = settings
         self._keep_s = settings.keep_s
         self._inputs = Inputs(_INPUTS_BYTES)
+        self._damage = Damage()
         self._statements: dict[str, Any] = {}
         self._server = Server(settings)
         channel = f"spanwire_{settings.schema}"
@@ -96,13 +98,11 @@ class PostgreSQLStore:
     def get(self, id: str) -> JobRow | None:
         """A job."""
         job = _uuid(id)
-        found = self._run(sql.GET, (self._inputs.get(job) is None, job))
-        return self._job(*found[0]) if found else None
+        return self._one(sql.GET, self._inputs.get(job) is None, job)
 
     def find(self, dialect: str, provider_id: str) -> JobRow | None:
         """A job by the provider's id of it, or of one of its attempts; the newest, if a provider gave an id twice."""
-        found = self._run(sql.FIND, (short(dialect), short(provider_id)))
-        return self._job(*found[0]) if found else None
+        return self._one(sql.FIND, True, short(dialect), short(provider_id))
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
         """Compare-and-set on state, attempt and revision."""
@@ -361,17 +361,41 @@ class PostgreSQLStore:
         if has_input:
             known = bytes(input) if input is not None else self._inputs.get(job)
             if known is None:  # it was in memory a moment ago
-                found = self._run("SELECT data FROM {s}.input WHERE job = %s", (job,))
-                known = bytes(found[0][0]) if found else b""
+                known = self._input(row, job)
             row.input = known
             self._inputs.put(job, known)
         return row
 
+    def _one(self, statement: str, with_input: bool, *given: object) -> JobRow | None:
+        try:
+            found = self._run(statement, (with_input, *given))
+        except JobError as error:
+            if error.retryable or not with_input:
+                raise
+            found = self._run(statement, (False, *given))  # if it is the input that is damaged, the rest can be read
+        return self._job(*found[0]) if found else None
+
+    def _input(self, row: JobRow, job: uuid.UUID) -> bytes:
+        try:
+            found = self._run("SELECT data FROM {s}.input WHERE job = %s", (job,))
+        except JobError as error:
+            if error.retryable:
+                raise
+            return self._damage.input(row.id, error)
+        return bytes(found[0][0]) if found else b""
+
     def _fetch_inputs(self, jobs: Iterable[uuid.UUID]) -> None:
         wanted = [job for job in jobs if self._inputs.get(job) is None]
-        if wanted:
-            for job, data in self._run("SELECT job, data FROM {s}.input WHERE job = ANY(%b::uuid[])", (wanted,)):
-                self._inputs.put(job, bytes(data))
+        if not wanted:
+            return
+        try:
+            found = self._run("SELECT job, data FROM {s}.input WHERE job = ANY(%b::uuid[])", (wanted,))
+        except JobError as error:
+            if error.retryable:
+                raise
+            return  # one of them is damaged: each is read by itself
+        for job, data in found:
+            self._inputs.put(job, bytes(data))
 
     def _statement(self, text: str) -> Any:
         made = self._statements.get(text)
