@@ -65,6 +65,7 @@ def submit(store: Store, group: str) -> JobRow:
     for was, state in (("created", "submitting"), ("submitting", "submitted")):
         row = msgspec.structs.replace(row, state=state, provider_id=f"p-{row.id}" if state == "submitted" else None)
         assert store.swap(row, was=(was, 1))  # type: ignore[arg-type]
+        row.revision += 1
     return row
 
 

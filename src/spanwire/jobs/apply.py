@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import JobError
-from .contract import OPEN, Delivery, JobCodec, JobRow, Seen, Store
+from .contract import DAMAGED, OPEN, Delivery, JobCodec, JobRow, Seen, Store
 from .states import Advance, advance
 
-__all__ = ["Applied", "Learned", "apply_deliveries", "ask_now", "change", "learn"]
+__all__ = ["Applied", "Learned", "add", "apply_deliveries", "ask_now", "change", "learn"]
 
 _log = logging.getLogger("spanwire.jobs")
 #: Others change the same job at the same time; a job has no more than a dozen states to go through.
@@ -39,6 +39,25 @@ class Learned(NamedTuple):
     changed: bool = False
 
 
+def add(store: Store, row: JobRow) -> None:
+    """A new job.
+
+    Raises:
+        JobError: with the job's id. Retryable: the store is down, and perhaps it has taken the job all the same.
+    """
+    try:
+        store.add([row])
+    except JobError as error:
+        error.job = error.job or row.id
+        if error.retryable:
+            error.message += (
+                f"; it is not known whether job {row.id} was written before: if it was, whoever looks after the store submits "
+                f"it in a while. Once the store is back, `spanwire jobs show {row.id}` says so, and "
+                f"manager.jobs.attach({row.id!r}).cancel() ends it"
+            )
+        raise
+
+
 def change(store: Store, job: str, step: Callable[[JobRow], Advance], body: bytes | None = None) -> Learned | None:
     """Change a job's row by compare-and-set, as ``step`` makes of what is there. None if there is no such job.
 
@@ -58,6 +77,7 @@ def change(store: Store, job: str, step: Callable[[JobRow], Advance], body: byte
                 reference = store.put_body(body)
             made.row.result = reference
         if store.swap(made.row, was=(row.state, row.attempt)):
+            made.row.revision += 1
             return Learned(made.row, made.resolved, made.flags, changed=True)
     raise JobError("the job changes faster than it can be written", job=job, retryable=True)
 
@@ -123,6 +143,8 @@ def apply_deliveries(
             continue
         learned: Learned | None
         try:
+            if DAMAGED in delivery.flags:
+                raise ValueError("its body is gone")  # noqa: TRY301 - as one that cannot be read
             seen = codec.webhook(delivery.headers, delivery.body)
         except Exception as error:  # noqa: BLE001 - what comes after it is not to wait for a codec's mistake
             if not isinstance(error, ValueError):

@@ -24,6 +24,7 @@ from ..endpoint import Endpoint
 from ..errors import ServerError
 
 __all__ = [
+    "DAMAGED",
     "OPEN",
     "TERMINAL",
     "BatchCodec",
@@ -58,6 +59,9 @@ State = Literal[
 ]
 OPEN: frozenset[State] = frozenset({"created", "submitting", "submit_unknown", "submitted", "queued", "running"})
 TERMINAL: frozenset[State] = frozenset({"succeeded", "failed", "cancelled", "expired", "lost"})
+
+#: A flag of a delivery whose body cannot be read in the store any more.
+DAMAGED = "damaged"
 
 #: How results come: by webhook with polling as the fallback, or by polling alone (no public URL).
 Mode = Literal["webhook", "poll"]
@@ -118,11 +122,12 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
         due_s: the deadline; poll_s: when to ask next (0.0 = not planned).
         times: the provider's.
         trace: ``traceparent`` and the like of the producer span.
-        input: the encoded call, to submit it again; b"" once it is not needed.
+        input: the encoded call, to submit it again; b"" once it is not needed, or if the store cannot read it any more.
         result: where the result's body is: ``b""`` for none, else a reference that only the store understands.
         code, message: of a failure.
         resolved_by: ``webhook``, ``poll``, ``ack`` or ``local``.
         flags: ``late_result``, ``stale``, ``unverified``, ``resubmitted`` ...
+        revision: how often it was written since it was added: :meth:`Store.swap` counts, and compares.
     """
 
     id: str
@@ -152,6 +157,7 @@ class JobRow(msgspec.Struct, kw_only=True, omit_defaults=True):
     message: str | None = None
     resolved_by: str = ""
     flags: tuple[str, ...] = ()
+    revision: int = 0
 
 
 class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -167,7 +173,7 @@ class Delivery(msgspec.Struct, kw_only=True, omit_defaults=True):
         headers: those that a schema needs, names in lower case.
         body: the raw bytes, up to the limit.
         verified: its signature, or its URL's MAC where the schema has no signature, was right.
-        flags: ``stale``, ``unverified``, ``unparsed`` ...
+        flags: ``stale``, ``unverified``, ``unparsed`` ... and :data:`DAMAGED`, by the store: its body is gone.
     """
 
     endpoint: str
@@ -347,8 +353,11 @@ class Wakes(Protocol):
 class Store(Protocol):
     """Where jobs are. Every method is safe from any thread, and durable when it returns. Times are seconds since the epoch.
 
+    One job's damage is not another's: a row whose input is gone comes without it, a delivery whose body is gone with the flag
+    :data:`DAMAGED`, and what cannot be read now is left out of :meth:`due` and :meth:`unapplied`, where others can be.
+
     Raises:
-        JobError: the store is down.
+        JobError: the store is down (retryable).
     """
 
     def add(self, rows: Sequence[JobRow]) -> None:
@@ -361,7 +370,8 @@ class Store(Protocol):
         """A job by the provider's id of it, or of one of its attempts."""
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set: write the row if the stored one has this state and attempt. False if it has not."""
+        """Compare-and-set: write the row if the stored one has this state and attempt, and the revision that ``row`` has. It is
+        stored with the next revision. False if the stored one is another, or gone."""
 
     def receive(self, deliveries: Sequence[Delivery]) -> list[bool]:
         """Put deliveries into the inbox; False for each that was there already."""

@@ -38,7 +38,7 @@ from ..errors import (
 from ..run import Prepared
 from ..timeline import AttemptRecord
 from ..wire.advice import nothing_there
-from .apply import Applied, Learned, apply_deliveries, change, learn
+from .apply import Applied, Learned, add, apply_deliveries, change, learn
 from .budget import Durations, TokenBucket, next_poll_s
 from .carry import JobRun, carry, was_refused
 from .contract import (
@@ -59,7 +59,7 @@ from .contract import (
 )
 from .ids import new_id
 from .settings import Heard, JobSettings, Receiving
-from .states import Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
+from .states import NO_INPUT, Advance, advance, expire, last_word, next_attempt, submit_begins, submit_unknown, withdraw
 from .tracing import JobTelemetry
 
 if TYPE_CHECKING:
@@ -255,11 +255,11 @@ class JobRunner:
             self._books.pop(row.id, None)
 
     async def _add(self, row: JobRow, *, held: bool) -> None:
-        async def add() -> None:
-            await self._blocking(self.store.add, [row])
+        async def write() -> None:
+            await self._blocking(add, self.store, row)
             self._tell.written(row)
 
-        adding = self._task(add())
+        adding = self._task(write())
         adding.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there for it
 
         async def take_back() -> None:
@@ -663,6 +663,8 @@ class JobRunner:
 
         def step(known: JobRow) -> Advance:
             begun = submit_begins(known)
+            if begun is not None and not known.input:
+                return last_word(known, code=None, message=NO_INPUT, now_s=time.time())
             if begun is not None:
                 begun.poll_s = time.time() + _LEASE_S
             return Advance(begun)
@@ -673,6 +675,9 @@ class JobRunner:
             if learned is None or not learned.changed:
                 return  # somebody else submits it
             row = learned.row
+            if row.state != "submitting":  # without its input, this is its end
+                self._took(learned)
+                return
             call = _decode(row)
             await self.have_receiver(party)
             request = await self._request(party, call, row)
@@ -987,7 +992,7 @@ class JobRunner:
                 return Advance(None)
             made = next_attempt(known, why=why, now_s=time.time())
             if made is None:
-                return last_word(known, code=None, message="it cannot be submitted again", now_s=time.time())
+                return last_word(known, code=None, message=NO_INPUT, now_s=time.time())
             return Advance(made)
 
         learned = await self._blocking(change, self.store, row.id, step)

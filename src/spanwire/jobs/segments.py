@@ -70,7 +70,11 @@ class Segments:
             self._dirty = False
 
     def read(self, reference: bytes) -> bytes:
-        """The body. Raises JobError if it is not there, or not what was written."""
+        """The body.
+
+        Raises:
+            JobError: it is not there, or not what was written; retryable: it cannot be read now.
+        """
         if not reference:
             return b""
         if reference[:1] == _INLINE:
@@ -81,8 +85,10 @@ class Segments:
             with path.open("rb") as file:
                 file.seek(offset)
                 body = file.read(length)
-        except (OSError, ValueError, struct.error) as error:
+        except (FileNotFoundError, ValueError, struct.error) as error:
             raise JobError("a job's body cannot be read from the store's folder of bodies") from error
+        except OSError as error:  # no file descriptors, a disk that fails, no permission: later it may do
+            raise JobError(f"a job's body cannot be read now: {error.strerror} ({path})", retryable=True) from error
         if len(body) != length or zlib.crc32(body) != crc:
             raise JobError(f"a job's body is damaged: see {path}")
         return body

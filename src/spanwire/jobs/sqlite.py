@@ -32,6 +32,7 @@ import msgspec
 
 from ..errors import ConfigurationError, JobError
 from .contract import OPEN, Delivery, JobRow, State
+from .damage import Damage
 from .segments import NAME_BYTES, Segments, inline
 from .sqlite_schema import migrate, party_of
 
@@ -67,11 +68,25 @@ _PARTIES = (
 )
 _WAITING = "SELECT number, delivery, body, verified FROM inbox AS i WHERE applied = 0 AND verified = 1 AND "
 _FREE = "NOT lease_s BETWEEN ? AND ? AND "
+#: ``here`` alone has those whose job was swept away.
 _NO_ORPHANS = (
-    "(EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
+    "here = 1 AND (EXISTS(SELECT 1 FROM job WHERE job.id = i.job) OR (i.job IS NULL AND EXISTS(SELECT 1 FROM provider_id AS p "
     "WHERE p.dialect = i.dialect AND p.provider_id = i.provider_id))) ORDER BY number LIMIT ?"
 )
+#: Whether the job of a delivery is here: by our id of it, else by the provider's. Arguments: id, id, dialect, provider's id.
+_HERE = (
+    "EXISTS(SELECT 1 FROM job WHERE id = ?) OR (? IS NULL AND EXISTS("
+    "SELECT 1 FROM provider_id WHERE dialect = ? AND provider_id = ?))"
+)
+_ARRIVED = "UPDATE inbox SET here = 1 WHERE applied = 0 AND verified = 1 AND here = 0 AND "
+
+
+class _Revision(msgspec.Struct):
+    revision: int = 0
+
+
 _row_decoder = msgspec.msgpack.Decoder(JobRow)
+_revision_decoder = msgspec.msgpack.Decoder(_Revision)
 _delivery_decoder = msgspec.msgpack.Decoder(Delivery)
 _encoder = msgspec.msgpack.Encoder()
 _DIALECT = re.compile(r"[A-Za-z0-9_.-]*")
@@ -94,6 +109,7 @@ class SQLiteStore:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, keep_s: float = KEEP_S) -> None:
         self._keep_s = keep_s
+        self._damage = Damage()
         self._temporary: Callable[[], object] | None = None
         if path is None:
             folder = tempfile.mkdtemp(prefix="spanwire-jobs-")
@@ -126,6 +142,7 @@ class SQLiteStore:
                     "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (row.id, *self._columns(row)),
                 )
+                connection.execute(_ARRIVED + "job = ?", (row.id,))
                 self._index(connection, row)
 
         self._write(write)
@@ -145,19 +162,21 @@ class SQLiteStore:
         return self._job(found[0]) if found else None
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt."""
+        """Compare-and-set on state, attempt and revision."""
+
+        written = msgspec.structs.replace(row, revision=row.revision + 1)
 
         def write(connection: sqlite3.Connection) -> bool:
             state, attempt = was
             known = connection.execute(
-                "SELECT input FROM job WHERE id = ? AND state = ? AND attempt = ?", (row.id, state, attempt)
+                "SELECT input, row FROM job WHERE id = ? AND state = ? AND attempt = ?", (row.id, state, attempt)
             ).fetchone()
-            if known is None:
+            if known is None or _revision_decoder.decode(known[1]).revision != row.revision:
                 return False
             connection.execute(
                 "UPDATE job SET party = ?, state = ?, attempt = ?, open = ?, next_s = ?, resolved_s = ?, input = ?, "
                 "result = ?, row = ? WHERE id = ?",
-                (*self._columns(row, known[0])[1:], row.id),
+                (*self._columns(written, known[0])[1:], row.id),
             )
             self._index(connection, row)
             return True
@@ -176,7 +195,7 @@ class SQLiteStore:
         found = self._read_with(partial(_due, now_s, limit, parties))
         if lease_s > 0 and found:  # somebody may have taken some meanwhile
             found = self._write(partial(_lease_due, now_s, limit, parties, now_s + lease_s))
-        return [self._job(row[:3]) for row in found]
+        return self._readable(found, lambda row: self._job(row[:3]), lambda error, _: f"job {error.job}")
 
     def states(self, ids: Sequence[str]) -> dict[str, State]:
         """How these jobs stand."""
@@ -221,18 +240,23 @@ class SQLiteStore:
                 ).fetchone():
                     fresh.append(False)
                     continue
-                dialect = _DIALECT.match(delivery.endpoint)
+                found = _DIALECT.match(delivery.endpoint)
+                dialect = found.group() if found else ""
                 connection.execute(
                     "INSERT INTO inbox(endpoint, dedupe, verified, dialect, job, provider_id, received_s, applied, body, "
-                    "delivery) VALUES(?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+                    f"delivery, here) VALUES(?, ?, ?, ?, ?, ?, ?, 0, ?, ?, {_HERE})",
                     (
                         *key,
-                        dialect.group() if dialect else "",
+                        dialect,
                         delivery.job,
                         delivery.provider_id,
                         delivery.received_s,
                         self._segments.append(delivery.body),
                         _encoder.encode(msgspec.structs.replace(delivery, body=b"")),
+                        delivery.job,
+                        delivery.job,
+                        dialect,
+                        delivery.provider_id,
                     ),
                 )
                 fresh.append(True)
@@ -262,7 +286,7 @@ class SQLiteStore:
                 found = self._write(partial(_lease_deliveries, now_s, limit, now_s + lease_s))
         else:
             found = self._read(_WAITING + _NO_ORPHANS, (limit,))
-        return [self._delivery(row) for row in found]
+        return self._readable(found, self._delivery, lambda _, row: f"webhook {row[0]}")
 
     def applied(self, numbers: Sequence[int]) -> None:
         """These deliveries have been applied."""
@@ -277,13 +301,18 @@ class SQLiteStore:
         found = self._read(
             "SELECT number, delivery, body, verified FROM inbox WHERE verified = 0 ORDER BY number LIMIT ?", (limit,)
         )
-        return [self._delivery(row) for row in found]
+        return self._readable(found, self._delivery, lambda _, row: f"webhook {row[0]}")
 
     def verified(self, number: int) -> None:
         """One of those could be, after all; it goes if the same one has come, verified, meanwhile."""
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE OR IGNORE inbox SET verified = 1 WHERE number = ?", (number,))
+            found = connection.execute("SELECT job, job, dialect, provider_id FROM inbox WHERE number = ?", (number,))
+            for who in found.fetchall():
+                connection.execute(
+                    f"UPDATE OR IGNORE inbox SET verified = 1, here = {_HERE} WHERE number = ?",  # noqa: S608
+                    (*who, number),
+                )
             connection.execute("DELETE FROM inbox WHERE number = ? AND verified = 0", (number,))
 
         self._write(write)
@@ -440,24 +469,52 @@ class SQLiteStore:
     @staticmethod
     def _index(connection: sqlite3.Connection, row: JobRow) -> None:
         if row.provider_id is not None:
-            connection.execute(
-                "INSERT OR IGNORE INTO provider_id VALUES(?, ?, ?)", (row.dialect, row.provider_id, row.id)
-            )
+            named = (row.dialect, row.provider_id)
+            new = connection.execute("INSERT OR IGNORE INTO provider_id VALUES(?, ?, ?)", (*named, row.id)).rowcount
+            if new:
+                connection.execute(_ARRIVED + "job IS NULL AND dialect = ? AND provider_id = ?", named)
 
     def _job(self, found: tuple[bytes, bytes, bytes]) -> JobRow:
         data, input_ref, result = found
         row = _row_decoder.decode(data)
         row.result = bytes(result)
         if input_ref:
-            row.input = self._segments.read(input_ref)
+            try:
+                row.input = self._segments.read(input_ref)
+            except JobError as error:
+                if error.retryable:
+                    error.job = row.id
+                    raise
+                row.input = self._damage.input(row.id, error)
         return row
 
     def _delivery(self, found: tuple[int, bytes, bytes, int]) -> tuple[int, Delivery]:
         number, data, reference, verified = found
         delivery = _delivery_decoder.decode(data)
-        delivery.body = self._segments.read(reference)
         delivery.verified = bool(verified)
+        try:
+            delivery.body = self._segments.read(reference)
+        except JobError as error:
+            if error.retryable:
+                raise
+            delivery = self._damage.delivery(number, delivery, error)
         return number, delivery
+
+    def _readable(
+        self, found: Sequence[Any], read: Callable[[Any], _T], name: Callable[[JobError, Any], str]
+    ) -> list[_T]:
+        """Of these, what can be read now; if that is nothing, the store is down."""
+        good: list[_T] = []
+        down: JobError | None = None
+        for one in found:
+            try:
+                good.append(read(one))
+            except JobError as error:
+                down = error
+                self._damage.left_out(name(error, one), error)
+        if down is not None and not good:
+            raise down
+        return good
 
     def _read(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
         return self._read_with(lambda connection: connection.execute(statement, arguments).fetchall())

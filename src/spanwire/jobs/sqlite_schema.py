@@ -43,6 +43,14 @@ ALTER TABLE inbox ADD COLUMN lease_s REAL NOT NULL DEFAULT 0;
 DROP INDEX job_due;
 CREATE INDEX job_due ON job(party, next_s) WHERE open = 1 AND next_s IS NOT NULL;
 """
+#: Whether a delivery's job was here when one of the two came: orphans, whose number only others limit, are not looked at.
+_V3 = """
+ALTER TABLE inbox ADD COLUMN here INTEGER NOT NULL DEFAULT 1;
+UPDATE inbox SET here = 0 WHERE applied = 0 AND NOT (EXISTS(SELECT 1 FROM job WHERE job.id = inbox.job) OR (inbox.job IS NULL
+    AND EXISTS(SELECT 1 FROM provider_id AS p WHERE p.dialect = inbox.dialect AND p.provider_id = inbox.provider_id)));
+DROP INDEX inbox_waiting;
+CREATE INDEX inbox_waiting ON inbox(number) WHERE applied = 0 AND verified = 1 AND here = 1;
+"""
 
 
 def party_of(origin: str, dialect: str) -> str:
@@ -63,8 +71,12 @@ def _leases(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE job SET party = ? WHERE rowid = ?", (party_of(row.origin, row.dialect), number))
 
 
+def _orphans(connection: sqlite3.Connection) -> None:
+    _run(connection, _V3)
+
+
 #: The step at index N makes version N + 1 of version N.
-_STEPS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _leases)
+_STEPS: Sequence[Callable[[sqlite3.Connection], None]] = (_first, _leases, _orphans)
 VERSION = len(_STEPS)
 
 

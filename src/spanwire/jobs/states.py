@@ -27,6 +27,7 @@ import msgspec
 from .contract import OPEN, TERMINAL, JobRow, Seen, State, Times
 
 __all__ = [
+    "NO_INPUT",
     "Advance",
     "advance",
     "expire",
@@ -38,6 +39,8 @@ __all__ = [
     "withdraw",
 ]
 
+#: What is said of a job that would have to be submitted, and cannot.
+NO_INPUT = "it cannot be submitted (again): its input is not in the store any more, or cannot be read there"
 _RANK: dict[State, int] = {
     "created": 0,
     "submitting": 1,

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -559,6 +559,46 @@ async def test_a_submitter_that_died_is_followed_by_another(tmp_path: Path) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await dead.aclose()
+    store.close()
+
+
+async def test_a_job_whose_input_is_gone_ends(tmp_path: Path) -> None:
+    """It cannot be submitted, and says so; before, it was tried until its deadline."""
+    async with serving() as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path)
+        job = await manager.submit(endpoint, CALL)
+        await job
+        assert job.row is not None
+        store = SQLiteStore(tmp_path / "jobs.db")
+        lost = JobRow(id="lost", origin=job.row.origin, dialect="simple", state="created", poll_s=1.0, due_s=4e9)
+        store.add([lost])
+        with pytest.raises(ServerError, match="its input is not in the store any more"):
+            await manager.jobs.attach("lost", endpoint=endpoint)
+        assert len(server.submits) == 1
+        store.close()
+
+
+class Unsure(SQLiteStore):
+    """Loses its answer to what it has written."""
+
+    def add(self, rows: Sequence[JobRow]) -> None:
+        super().add(rows)
+        raise JobError("the store of jobs cannot be used: it is gone", retryable=True)
+
+
+async def test_a_job_that_was_perhaps_written_is_named(tmp_path: Path) -> None:
+    """It may be submitted later, by whoever looks after the store: its caller can find it, and end it."""
+    store = Unsure(tmp_path / "jobs.db")
+    async with serving() as server, manager_of() as manager:
+        endpoint = endpoint_of(server, tmp_path, store=store)
+        with pytest.raises(JobError, match="not known whether") as caught:
+            await manager.submit(endpoint, CALL)
+        assert caught.value.retryable
+        assert caught.value.job is not None
+        assert caught.value.job in str(caught.value)
+        job = manager.jobs.attach(caught.value.job, endpoint=endpoint)
+        assert await job.cancel()
+        assert server.submits == []
     store.close()
 
 

@@ -18,10 +18,11 @@ import msgspec
 import pytest
 
 from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs import segments as segments_module
 from spanwire.jobs import sqlite as sqlite_module
 from spanwire.jobs import sqlite_schema
 from spanwire.jobs.apply import apply_deliveries, learn
-from spanwire.jobs.contract import Delivery, JobRow, Seen
+from spanwire.jobs.contract import DAMAGED, Delivery, JobRow, Seen, Store
 from spanwire.jobs.segments import Segments
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.jobs.stores import open_store
@@ -32,6 +33,23 @@ from tests.core.jobs.simple import Simple, said
 class TestSQLite(StoreConformance):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/jobs.db"
+
+    def damage(self, store: Store, job: str) -> None:
+        assert isinstance(store, SQLiteStore)
+        spoil(store, "SELECT input FROM job WHERE id = ?", job)
+
+
+def spoil(store: SQLiteStore, select: str, who: object) -> Path:
+    """Change one byte of a body on the disk."""
+    connection = sqlite3.connect(store.path)
+    ((reference,),) = connection.execute(select, (who,)).fetchall()
+    connection.close()
+    name, offset, _, _ = segments_module._PLACE.unpack(reference[1:])
+    path = Path(f"{store.path}-bodies") / f"{name.decode()}.bodies"
+    whole = bytearray(path.read_bytes())
+    whole[offset] ^= 1
+    path.write_bytes(whole)
+    return path
 
 
 # --- every order --------------------------------------------------------------------------------------------------------
@@ -206,6 +224,17 @@ PRAGMA user_version = 1;
 """
 
 
+#: What version 2 has changed.
+V2 = """
+ALTER TABLE job ADD COLUMN party TEXT NOT NULL DEFAULT '';
+ALTER TABLE inbox ADD COLUMN lease_s REAL NOT NULL DEFAULT 0;
+DROP INDEX job_due;
+CREATE INDEX job_due ON job(party, next_s) WHERE open = 1 AND next_s IS NOT NULL;
+UPDATE job SET party = CASE id WHEN '1' THEN 'http://h:1/x y d' ELSE 'http://h:2 e' END;
+PRAGMA user_version = 2;
+"""
+
+
 def a_file_of_version_1(path: Path) -> tuple[list[JobRow], list[Delivery]]:
     encode = msgspec.msgpack.encode
     rows = [
@@ -248,9 +277,20 @@ def a_file_of_version_1(path: Path) -> tuple[list[JobRow], list[Delivery]]:
     return rows, deliveries
 
 
-def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
-    """With everything that is in it, its leases too."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version_goes_on(tmp_path: Path, version: int) -> None:
+    """With everything that is in it, its leases too, and its orphans wait as they did."""
     rows, deliveries = a_file_of_version_1(tmp_path / "jobs.db")
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    connection.execute(
+        "INSERT INTO inbox(endpoint, dedupe, verified, dialect, provider_id, received_s, applied, body, delivery) "
+        "SELECT endpoint, 'orphan', 1, dialect, 'p-9', 0, 0, body, ? FROM inbox WHERE dedupe = 'n'",
+        (msgspec.msgpack.encode(Delivery(endpoint="e", dedupe="orphan", provider_id="p-9")),),
+    )
+    connection.commit()
+    if version == 2:
+        connection.executescript(V2)
+    connection.close()
     for _ in range(2):  # once it is migrated, it is opened like any other
         store = SQLiteStore(tmp_path / "jobs.db")
         assert [store.get(row.id) for row in rows] == rows
@@ -265,6 +305,54 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
     assert store.unapplied(lease_s=60.0) == []
     assert store.due(1000.0, lease_s=60.0) == [rows[1], rows[0]]
     assert store.due(1000.0) == []
+    store.add([JobRow(id="9", dialect="e", state="submitted", provider_id="p-9")])
+    assert [found.dedupe for _, found in store.unapplied(lease_s=60.0)] == ["orphan"]
+    assert store.swap(msgspec.structs.replace(rows[0], state="queued"), was=("running", 1))
+    store.close()
+
+
+def test_orphans_are_not_looked_at(tmp_path: Path) -> None:
+    """Webhooks of an account may be those of other programs, a hundred thousand of them: a look does not grow with them."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id="1", dialect="d", state="submitted", provider_id="p")])
+
+    def steps() -> int:
+        """What a look costs, in steps of SQLite's virtual machine."""
+        connection, taken = sqlite3.connect(store.path), 0
+
+        def step() -> int:
+            nonlocal taken
+            taken += 1
+            return 0
+
+        connection.set_progress_handler(step, 10)
+        found = connection.execute(sqlite_module._WAITING + sqlite_module._NO_ORPHANS, (10,)).fetchall()
+        connection.close()
+        assert len(found) == 1
+        return taken
+
+    store.receive([Delivery(endpoint="d/hooks", dedupe="mine", provider_id="p")])
+    before = steps()
+    store.receive([Delivery(endpoint="d/hooks", dedupe=str(n), provider_id=f"x-{n}") for n in range(500)])
+    store.receive([Delivery(endpoint="d/hooks", dedupe=f"j {n}", job=f"x-{n}") for n in range(500)])
+    assert steps() <= before + 2
+    # Their job may come all the same: added, named, or named anew.
+    store.add(
+        [JobRow(id="x-1", dialect="d"), JobRow(id="2", dialect="d", provider_id="x-2"), JobRow(id="3", dialect="d")]
+    )
+    assert store.swap(JobRow(id="3", dialect="d", provider_id="x-3"), was=("created", 1))
+    assert [found.dedupe for _, found in store.unapplied()] == ["mine", "2", "3", "j 1"]
+    store.close()
+
+
+def test_an_orphan_that_is_verified_later_is_seen(tmp_path: Path) -> None:
+    """Its job came after it."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.receive([Delivery(endpoint="d", dedupe=name, job=name, verified=False) for name in ("1", "2")])
+    store.add([JobRow(id="1")])
+    for number, _ in store.quarantined():
+        store.verified(number)
+    assert [found.dedupe for _, found in store.unapplied()] == ["1"]
     store.close()
 
 
@@ -277,7 +365,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkey
         raise sqlite3.OperationalError("the disk is full")
 
     monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS, fails))
-    monkeypatch.setattr(sqlite_schema, "VERSION", 3)
+    monkeypatch.setattr(sqlite_schema, "VERSION", len(sqlite_schema._STEPS))
     with pytest.raises(ConfigurationError, match="disk is full"):
         SQLiteStore(tmp_path / "jobs.db")
     assert schema_of(tmp_path / "jobs.db") == before
@@ -309,6 +397,46 @@ def test_a_damaged_body_is_told(tmp_path: Path) -> None:
     with pytest.raises(JobError):
         store.body(b"\x01nonsense")
     store.close()
+
+
+def test_a_webhook_whose_body_is_damaged_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That it has come is known: its provider is asked."""
+    store = SQLiteStore(tmp_path / "jobs.db")
+    store.add([JobRow(id=name, dialect="d", state="submitted", provider_id=f"p-{name}") for name in "12"])
+    done = said("done", "p-1", output="x" * 10_000)
+    store.receive([Delivery(endpoint="d", dedupe=name, job=name, body=done) for name in "12"])
+    spoil(store, "SELECT body FROM inbox WHERE job = ?", "1")
+    for _ in range(2):
+        first, second = store.unapplied()
+    assert (first[1].body, first[1].flags, second[1].body, second[1].flags) == (b"", (DAMAGED,), done, ())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["webhook 1 of job 1"]  # once
+    apply_deliveries(store, [first, second], lambda row: Simple(), now_s=7.0)
+    rows = [store.get(name) for name in "12"]
+    assert [(row.state, row.poll_s) for row in rows if row] == [("submitted", 7.0), ("succeeded", 0.0)]
+    assert store.unapplied() == []
+    store.close()
+
+
+def test_what_cannot_be_read_now_is_left_for_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not damage: the job is whole again when its file is. Only if nothing can be read, the store is down."""
+    store, other = SQLiteStore(tmp_path / "jobs.db"), SQLiteStore(tmp_path / "jobs.db")
+    rows = [JobRow(id=name, poll_s=1.0, input=name.encode() * 10_000) for name in "12"]
+    store.add(rows[:1])
+    other.add(rows[1:])  # another file
+    path = spoil(store, "SELECT input FROM job WHERE id = ?", "1")
+    aside = path.rename(path.with_suffix(".aside"))
+    path.mkdir()  # reading it fails, for root too
+    assert store.due(5.0) == store.due(5.0) == rows[1:]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["job 1 is left for later"]
+    with pytest.raises(JobError, match="cannot be read now") as caught:
+        store.due(5.0, 1)
+    assert (caught.value.retryable, caught.value.job) == (True, "1")
+    path.rmdir()
+    aside.rename(path)
+    spoil(store, "SELECT input FROM job WHERE id = ?", "1")  # twice: as it was
+    assert store.due(5.0) == rows
+    store.close()
+    other.close()
 
 
 def test_a_reference_leads_nowhere_else(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import spanwire
 from spanwire.cli.app import app
 from spanwire.errors import ConfigurationError, JobError
-from spanwire.jobs.contract import Delivery, JobRow
+from spanwire.jobs.contract import Delivery, JobRow, Store
 from spanwire.jobs.ids import new_id
 from spanwire.jobs.stores import open_store
 from spanwire.testing import LoopbackServer, Script, StoreConformance
@@ -38,6 +38,10 @@ from tests.plugins.webhook.stores.postgresql import PostgreSQL, schema_of, url_o
 class TestPostgreSQL(StoreConformance):
     def url(self, tmp_path: Path) -> str:
         return url_of(tmp_path)
+
+    def damage(self, store: Store, job: str) -> None:
+        assert isinstance(store, PostgreSQLStore)
+        assert store._run("DELETE FROM {s}.input WHERE job = %s RETURNING 1", (job,)) == [(1,)]
 
 
 @pytest.fixture
@@ -66,11 +70,14 @@ def test_many_open_a_new_store_at_once(tmp_path: Path) -> None:
         store.close()
 
 
-def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With everything that is in them, leases too."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_tables_of_an_older_version_go_on(
+    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """With everything that is in them, leases and revisions too."""
     with monkeypatch.context() as older:
-        older.setattr(postgresql_schema, "_STEPS", postgresql_schema._STEPS[:1])
-        older.setattr(postgresql_schema, "VERSION", 1)
+        older.setattr(postgresql_schema, "_STEPS", postgresql_schema._STEPS[:version])
+        older.setattr(postgresql_schema, "VERSION", version)
         first = open_postgresql(url_of(tmp_path))
         key = first.instance_key()
         first.close()
@@ -89,6 +96,11 @@ def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monke
                 ),
                 (row.id, row.group, row.state, row.due_s or row.poll_s, encode(row)),
             )
+            if version > 1:
+                party = postgresql_schema.party_of(row.origin, row.dialect)
+                connection.execute(
+                    postgresql_schema.named("UPDATE {s}.job SET party = %s WHERE id = %s", schema), (party, row.id)
+                )
         connection.execute(
             postgresql_schema.named(
                 "INSERT INTO {s}.inbox VALUES(1, 'd/hooks', 'm', true, 'd', %s, NULL, 0, false, 1, 'body', %b)", schema
@@ -103,6 +115,9 @@ def test_tables_of_version_1_go_on(postgresql: PostgreSQL, tmp_path: Path, monke
     assert store.due(1000.0) == []
     assert [found.body for _, found in store.unapplied(lease_s=60.0)] == [b"body"]
     assert store.unapplied(lease_s=60.0) == []
+    queued = msgspec.structs.replace(rows[0], state="queued")
+    assert store.swap(queued, was=("running", 1))
+    assert not store.swap(queued, was=("queued", 1))
     store.close()
 
 
@@ -152,7 +167,19 @@ def test_a_role_that_may_not_is_told_what_it_needs(
         lambda one, of: postgresql_schema._run(one, of, "ALTER TABLE {s}.job ADD x int"),
     )
     monkeypatch.setattr(postgresql_schema, "_STEPS", steps)
-    assert needed().startswith("only who owns the tables can bring them to version 3: ")
+    assert needed().startswith(f"only who owns the tables can bring them to version {postgresql_schema.VERSION}: ")
+
+
+def test_a_server_that_is_too_old_is_refused(
+    store: PostgreSQLStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made there."""
+    ours = store._server.run(lambda connection: connection.info.server_version) // 10_000
+    monkeypatch.setattr(postgresql_server, "_OLDEST", ours + 1)
+    with pytest.raises(ConfigurationError, match=f"is PostgreSQL {ours}, and it has to be {ours + 1} or newer"):
+        open_postgresql(url_of(tmp_path / "new").replace("postgres:@", "postgres:hunter2@"))
+    made = store._run("SELECT count(*) FROM pg_namespace WHERE nspname = %s", (schema_of(tmp_path / "new"),))
+    assert made == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +287,36 @@ def test_an_input_is_not_read_again_and_again(store: PostgreSQLStore, monkeypatc
     assert other.get(rows[0].id) == rows[0]
     done = msgspec.structs.replace(rows[0], state="succeeded", input=b"")
     assert store.swap(done, was=("created", 1))
-    assert other.get(rows[0].id) == done
+    assert other.get(rows[0].id) == msgspec.structs.replace(done, revision=1)
     assert store._run("SELECT count(*) FROM {s}.input", ()) == [(2,)]
     other.close()
+
+
+def test_an_input_that_the_server_cannot_read_stops_no_other(
+    postgresql: PostgreSQL, store: PostgreSQLStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page of it is damaged: its job comes without it, by every way, and can be ended."""
+    rows = [JobRow(id=new_id(), dialect="d", provider_id=f"p-{n}", input=b"call", due_s=1.0) for n in range(3)]
+    store.add(rows)
+    damage = """
+    CREATE FUNCTION {s}.lost() RETURNS bytea STABLE LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION USING ERRCODE = 'XX001', MESSAGE = 'missing chunk number 0 for toast value 1'; END $$;
+    ALTER TABLE {s}.input RENAME TO pages;
+    CREATE VIEW {s}.input AS SELECT job, CASE WHEN job = 'ID' THEN {s}.lost() ELSE data END AS data FROM {s}.pages
+    """
+    admin(postgresql, damage.replace("ID", rows[1].id), tmp_path)
+    lost = msgspec.structs.replace(rows[1], input=b"")
+    for look in (
+        lambda other: other.due(5.0),
+        lambda other: other.due(5.0, lease_s=60.0),
+        lambda other: [rows[0], other.get(lost.id), rows[2]],
+        lambda other: [rows[0], other.find("d", "p-1"), rows[2]],
+    ):
+        other = PostgreSQLStore(store.settings)
+        assert look(other) == [rows[0], lost, rows[2]]
+        other.close()
+    assert "missing chunk" in caplog.text
+    assert store.swap(msgspec.structs.replace(lost, state="failed"), was=("created", 1))
 
 
 def test_what_is_asked_all_the_time_is_looked_up(
@@ -325,7 +379,7 @@ def test_a_write_whose_answer_was_lost_is_not_lost(store: PostgreSQLStore, break
     breaks()
     assert store.swap(msgspec.structs.replace(row, state="submitting"), was=("created", 1))
     breaks()
-    ended = msgspec.structs.replace(row, state="succeeded", resolved_s=1.0)
+    ended = msgspec.structs.replace(row, state="succeeded", resolved_s=1.0, revision=1)
     assert store.swap(ended, was=("submitting", 1))
     breaks()
     assert not store.swap(msgspec.structs.replace(row, state="failed"), was=("submitting", 1))
@@ -334,7 +388,7 @@ def test_a_write_whose_answer_was_lost_is_not_lost(store: PostgreSQLStore, break
     breaks()
     assert store.receive([Delivery(endpoint="d", dedupe="a"), Delivery(endpoint="d", dedupe="b")]) == [False, True]
     breaks()
-    assert store.get(row.id) == ended
+    assert store.get(row.id) == msgspec.structs.replace(ended, revision=2)
 
 
 def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +397,7 @@ def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypat
     store.add([row])
     other = PostgreSQLStore(store.settings)
     running = msgspec.structs.replace(row, state="running")
-    ended = msgspec.structs.replace(row, state="cancelled", resolved_s=1.0)
+    ended = msgspec.structs.replace(row, state="cancelled", resolved_s=1.0, revision=1)
     swap = store._swap
 
     def lost(meanwhile: Callable[[], object]) -> None:
@@ -362,7 +416,8 @@ def test_an_end_is_known_by_who_has_brought_it(store: PostgreSQLStore, monkeypat
     second = JobRow(id=new_id(), due_s=5.0)
     store.add([second])
     ended = msgspec.structs.replace(second, state="cancelled", resolved_s=1.0)
-    lost(lambda: other.swap(msgspec.structs.replace(ended, flags=("late_result",)), was=("cancelled", 1)))
+    late = msgspec.structs.replace(ended, flags=("late_result",), revision=1)
+    lost(lambda: other.swap(late, was=("cancelled", 1)))
     assert store.swap(ended, was=("created", 1))
     other.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socketserver
 import ssl
 import threading
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
-from spanwire_webhook.stores.redis import open_store
+from spanwire_webhook.stores import redis_listener
+from spanwire_webhook.stores.redis import open_store, read_url
+from spanwire_webhook.stores.redis_link import Link
 from spanwire_webhook.stores.redis_lua import OUTSIDE
 
 from spanwire.errors import ConfigurationError, JobError
@@ -75,7 +78,8 @@ def test_what_was_done_and_not_answered_is_not_done_twice(shared_valkey: Valkey,
     losing(about=b"SET")
     reference = store.put_body(LARGE)
     losing()
-    assert store.swap(_row(1, state="succeeded", result=reference, resolved_s=5.0), was=("submitted", 1))
+    ended = _row(1, state="succeeded", result=reference, resolved_s=5.0, revision=1)
+    assert store.swap(ended, was=("submitted", 1))
     assert lossy.lost == 8
     assert store.unapplied() == []
     assert store.open_jobs() == 2
@@ -101,7 +105,7 @@ def test_a_swap_is_known_after_others_have_gone_on(shared_valkey: Valkey, lossy:
         if "EVALSHA" in str(commands) and not calls:
             calls += 1
             other = open_store(shared_valkey.url(prefix))
-            assert other.swap(_row(state="running"), was=("submitting", 1))
+            assert other.swap(_row(state="running", revision=1), was=("submitting", 1))
             raise redis.ConnectionError("lost")
         return answers
 
@@ -143,7 +147,7 @@ def test_nothing_is_lost_when_the_server_is_killed(own_valkey: Valkey) -> None:
     own_valkey.kill()
     own_valkey.start()
     assert store.receive([*came, Delivery(endpoint="d/h", dedupe="new")]) == [*[False] * 20, True]
-    assert store.completed("g") == [ended]
+    assert store.completed("g") == [msgspec.structs.replace(ended, revision=1)]
     assert store.body(reference) == LARGE
     assert [row.id for row in store.due(100.0)] == [row.id for row in rows[1:]]
     assert [found for _, found in store.unapplied()] == came
@@ -166,7 +170,12 @@ def test_nothing_is_lost_when_the_server_is_killed_in_the_middle(own_valkey: Val
             row = msgspec.structs.replace(row, state="submitted", provider_id=name)
             assert store.swap(row, was=("created", 1))
             ended = msgspec.structs.replace(
-                row, state="succeeded", input=b"", resolved_s=1.0, result=store.put_body(name.encode() * 2000)
+                row,
+                state="succeeded",
+                input=b"",
+                resolved_s=1.0,
+                result=store.put_body(name.encode() * 2000),
+                revision=1,
             )
             assert store.swap(ended, was=("submitted", 1))
             assert not store.swap(row, was=("created", 1))
@@ -227,6 +236,36 @@ def test_a_server_that_is_gone_is_an_error_that_passes(monkeypatch: pytest.Monke
             call()
         assert caught.value.retryable
     store.close()
+
+
+def test_a_listener_that_is_closed_while_it_connects_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has taken its connection, and does not say yet which one it is."""
+    monkeypatch.setattr(redis_listener, "_LOOK_S", 0.01)
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    asked = threading.Event()
+
+    class Slow(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while text := self.request.recv(65536):
+                if b"\r\nID\r\n" in text:
+                    asked.set()
+                else:
+                    self.request.sendall((b"*0" if b"XREVRANGE" in text else b"+OK") + b"\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        link = Link(read_url(f"redis://127.0.0.1:{server.server_address[1]}/0"), 1, lambda: None)
+        listener = redis_listener.Listener(link)
+        assert listener.add(lambda: None)
+        assert asked.wait(20)
+        listener.close()
+        link.close()
+        server.shutdown()
+        serving.join()
+    assert failed == []
+    assert not any(thread.name == "spanwire store listener" for thread in threading.enumerate())
 
 
 # --- durability ---------------------------------------------------------------------------------------------------------

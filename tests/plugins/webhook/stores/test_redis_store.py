@@ -21,7 +21,7 @@ from spanwire_webhook.stores.redis import open_store
 from spanwire_webhook.stores.redis_store import RedisStore
 
 from spanwire.errors import ConfigurationError, JobError
-from spanwire.jobs.contract import OPEN, Delivery, JobRow, State, Store
+from spanwire.jobs.contract import DAMAGED, OPEN, Delivery, JobRow, State, Store
 from spanwire.jobs.sqlite import SQLiteStore
 from spanwire.testing import StoreConformance
 from tests.plugins.webhook.stores.valkey import Valkey
@@ -37,6 +37,11 @@ class TestRedis(StoreConformance):
     def open(self, tmp_path: Path) -> RedisStore:
         prefix = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16]
         return open_store(f"valkey://127.0.0.1:{os.environ['TESTS_VALKEY_PORT']}/0?prefix={prefix}")
+
+    def damage(self, store: Store, job: str) -> None:
+        assert isinstance(store, RedisStore)
+        (reference,) = store._link.run([("HGET", store._job(job), "i")])
+        assert store._link.run([("DEL", store._body_key(reference))]) == [1]  # as a server does that evicts keys
 
 
 # --- the same answers as SQLite's ---------------------------------------------------------------------------------------
@@ -87,7 +92,7 @@ def _step(store: Store, what: Sequence[Any]) -> object:
         row, was = arguments
         now = store.get(row.id)
         if now is not None:  # an input is written once, or dropped
-            row = msgspec.structs.replace(row, input=now.input if row.input else b"")
+            row = msgspec.structs.replace(row, input=now.input if row.input else b"", revision=now.revision)
             was = was or (now.state, now.attempt)
         return store.swap(row, was=was or ("created", 1))
     elif name == "receive":
@@ -189,6 +194,28 @@ def test_bodies_go_with_what_refers_to_them(shared_valkey: Valkey) -> None:
     with pytest.raises(JobError, match="gone"):
         store.body(reference)
     client.close()
+    store.close()
+
+
+def test_a_webhook_whose_body_is_gone_stops_no_other(shared_valkey: Valkey) -> None:
+    """That it has come is known: its provider is asked. One that was applied in between is not taken for that."""
+    store = open_store(shared_valkey.url())
+    store.add([JobRow(id="j", state="submitted")])
+    came = [Delivery(endpoint="d", dedupe=name, job="j", body=LARGE) for name in "ab"]
+    store.receive(came)
+    (reference,) = store._link.run([("HGET", store._link.key("d:1"), "b")])
+    store._link.run([("DEL", store._body_key(reference))])
+    lost = msgspec.structs.replace(came[0], body=b"", flags=(DAMAGED,))
+    assert [found for _, found in store.unapplied()] == [lost, came[1]]
+    bodies = store._bodies
+
+    def applied_meanwhile(references: Sequence[bytes]) -> list[bytes | None]:
+        store.applied([1])
+        return bodies(references)
+
+    with pytest.MonkeyPatch.context() as meanwhile:
+        meanwhile.setattr(store, "_bodies", applied_meanwhile)
+        assert [found for _, found in store.unapplied()] == [came[1]]
     store.close()
 
 

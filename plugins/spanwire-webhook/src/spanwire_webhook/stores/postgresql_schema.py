@@ -57,6 +57,8 @@ ALTER TABLE {s}.inbox ADD COLUMN lease_s float8 NOT NULL DEFAULT 0;
 DROP INDEX {s}.job_due
 """
 _V2_INDEX = "CREATE INDEX job_due ON {s}.job(party, next_s) WHERE open AND next_s IS NOT NULL"
+#: How often a job was written.
+_V3 = "ALTER TABLE {s}.job ADD COLUMN revision bigint NOT NULL DEFAULT 0"
 
 
 def named(text: LiteralString, schema: str) -> sql.Composed:
@@ -112,8 +114,12 @@ def _leases(connection: _Connection, schema: str) -> None:
     _run(connection, schema, _V2_INDEX)
 
 
+def _revisions(connection: _Connection, schema: str) -> None:
+    _run(connection, schema, _V3)
+
+
 #: The step at index N makes version N + 1 of version N.
-_STEPS: Sequence[Callable[[_Connection, str], None]] = (_first, _leases)
+_STEPS: Sequence[Callable[[_Connection, str], None]] = (_first, _leases, _revisions)
 VERSION = len(_STEPS)
 
 

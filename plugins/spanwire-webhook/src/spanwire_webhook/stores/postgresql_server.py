@@ -16,6 +16,7 @@ from psycopg import errors
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from spanwire.errors import ConfigurationError, JobError
+from spanwire.jobs.stores import redacted
 
 from .postgresql_schema import migrate, missing
 from .postgresql_settings import WAIT_S, PostgreSQLSettings
@@ -42,6 +43,8 @@ _SEEK_S = 10.0
 #: Of our pools, in the log of psycopg_pool.
 _POOL = "spanwire jobs "
 _numbers = itertools.count(1)
+#: Source: pg_current_snapshot() is of PostgreSQL 13, and 12 is out of support since November 2024.
+_OLDEST = 13
 _parked: list[object] = []
 _warned: set[str] = set()
 
@@ -174,6 +177,7 @@ class Server:
     def _migrate(self) -> None:
         try:
             with self.connect() as connection:
+                self._check(connection)
                 try:
                     migrate(connection, self.settings.schema)
                 except errors.InsufficientPrivilege as error:
@@ -191,8 +195,21 @@ class Server:
             if _refused(error):
                 raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
             raise self._down(error) from error
+        except errors.InsufficientPrivilege as error:
+            raise ConfigurationError(
+                f"the store cannot be opened: {self.settings.clean(error)}; open it once as the role that owns its tables, "
+                "which makes them, or brings them to this version, and let it grant the others what they need"
+            ) from error
         except psycopg.Error as error:
             raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
+
+    def _check(self, connection: Connection) -> None:
+        version = connection.info.server_version
+        if version // 10_000 < _OLDEST:
+            raise ConfigurationError(
+                f"the store's server is PostgreSQL {version // 10_000}, and it has to be {_OLDEST} or newer: upgrade it, or "
+                f"name another one in {redacted(self.settings.url)}"
+            )
 
     def _warn(self, connection: Connection) -> None:
         for name, value, meaning in (

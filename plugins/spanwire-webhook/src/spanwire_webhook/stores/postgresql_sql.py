@@ -6,17 +6,17 @@ from __future__ import annotations
 ADD = """
 WITH u AS (
     SELECT * FROM unnest(%b::uuid[], %s::text[], %s::text[], %s::text[], %s::int[], %s::bool[], %b::float8[], %b::float8[],
-        %s::bigint[], %b::bytea[], %b::bytea[], %s::text[], %s::text[], %b::bytea[])
-    AS u(id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, dialect, provider_id, input)),
-j AS (INSERT INTO {s}.job(id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, made, token)
-    SELECT id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, %s, 0 FROM u ORDER BY id),
+        %s::bigint[], %b::bytea[], %b::bytea[], %s::bigint[], %s::text[], %s::text[], %b::bytea[])
+    AS u(id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, revision, dialect, provider_id, input)),
+j AS (INSERT INTO {s}.job(id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, revision, made, token)
+    SELECT id, grp, party, state, attempt, open, next_s, resolved_s, body, result, data, revision, %s, 0 FROM u ORDER BY id),
 i AS (INSERT INTO {s}.input SELECT id, input FROM u WHERE input IS NOT NULL)
 INSERT INTO {s}.provider_id SELECT dialect, provider_id, id FROM u WHERE provider_id IS NOT NULL ON CONFLICT DO NOTHING
 """
 JOB = "SELECT j.data, j.result, j.id, i.job IS NOT NULL, {input} FROM {s}.job AS j LEFT JOIN {s}.input AS i ON i.job = j.id "
 GET = JOB.replace("{input}", "CASE WHEN %s THEN i.data END") + "WHERE j.id = %s"
 FIND = (
-    JOB.replace("{input}", "i.data")
+    JOB.replace("{input}", "CASE WHEN %s THEN i.data END")
     + "JOIN {s}.provider_id AS p ON p.job = j.id WHERE p.dialect = %s AND p.provider_id = %s ORDER BY j.id DESC LIMIT 1"
 )
 COMPLETED = (
@@ -26,8 +26,8 @@ COMPLETED = (
 SWAP = """
 WITH u AS (
     UPDATE {s}.job AS j SET party = %s, state = %s, attempt = %s, open = %s, next_s = %s, resolved_s = %s, body = %s,
-        result = %b, data = %b, token = %s, ended = CASE WHEN j.open AND NOT %s THEN %s ELSE j.ended END
-    WHERE id = %s AND state = %s AND attempt = %s {input_there} RETURNING id)
+        result = %b, data = %b, revision = %s, token = %s, ended = CASE WHEN j.open AND NOT %s THEN %s ELSE j.ended END
+    WHERE id = %s AND state = %s AND attempt = %s AND revision = %s {input_there} RETURNING id)
 """
 SWAP_INPUT = {
     "dropped": ", i AS (DELETE FROM {s}.input USING u WHERE input.job = u.id)",
@@ -36,7 +36,10 @@ SWAP_INPUT = {
 }
 SWAP_ID = ", p AS (INSERT INTO {s}.provider_id SELECT %s, %s, id FROM u ON CONFLICT DO NOTHING)"
 SWAPPED = "SELECT id FROM u"
-WRITTEN = "SELECT token = %s OR coalesce(ended = %s, false), state = %s AND attempt = %s, ended IS NOT NULL FROM {s}.job WHERE id = %s"
+WRITTEN = (
+    "SELECT token = %s OR coalesce(ended = %s, false), state = %s AND attempt = %s AND revision = %s, ended IS NOT NULL "
+    "FROM {s}.job WHERE id = %s"
+)
 #: Each party that has open jobs: a jump through the index for each.
 PARTIES = """
 WITH RECURSIVE jump(party) AS (

@@ -20,6 +20,7 @@ from psycopg import errors
 from spanwire.errors import JobError
 from spanwire.jobs.apply import dialect_of
 from spanwire.jobs.contract import OPEN, Delivery, JobRow, State
+from spanwire.jobs.damage import Damage
 from spanwire.jobs.sqlite import REMEMBER_S
 
 from . import postgresql_sql as sql
@@ -59,6 +60,7 @@ class PostgreSQLStore:
         self.settings = settings
         self._keep_s = settings.keep_s
         self._inputs = Inputs(_INPUTS_BYTES)
+        self._damage = Damage()
         self._statements: dict[str, Any] = {}
         self._server = Server(settings)
         channel = f"spanwire_{settings.schema}"
@@ -96,16 +98,14 @@ class PostgreSQLStore:
     def get(self, id: str) -> JobRow | None:
         """A job."""
         job = _uuid(id)
-        found = self._run(sql.GET, (self._inputs.get(job) is None, job))
-        return self._job(*found[0]) if found else None
+        return self._one(sql.GET, self._inputs.get(job) is None, job)
 
     def find(self, dialect: str, provider_id: str) -> JobRow | None:
         """A job by the provider's id of it, or of one of its attempts; the newest, if a provider gave an id twice."""
-        found = self._run(sql.FIND, (short(dialect), short(provider_id)))
-        return self._job(*found[0]) if found else None
+        return self._one(sql.FIND, True, short(dialect), short(provider_id))
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt."""
+        """Compare-and-set on state, attempt and revision."""
         token, job = _token(), _uuid(row.id)
 
         def swap(connection: Connection) -> bool:
@@ -115,7 +115,7 @@ class PostgreSQLStore:
             return self._swap(connection, row, was, token, "there") or self._swap(connection, row, was, token, "given")
 
         def again(connection: Connection) -> bool:
-            found = self._ask(connection, sql.WRITTEN, (token, token, *was, job))
+            found = self._ask(connection, sql.WRITTEN, (token, token, *was, row.revision, job))
             if not found:
                 return False
             ours, as_it_was, has_ended = found[0]
@@ -325,9 +325,9 @@ class PostgreSQLStore:
     # --- inner ------------------------------------------------------------------------------------------------------
 
     def _swap(self, connection: Connection, row: JobRow, was: tuple[State, int], token: int, input: str) -> bool:
-        columns = self._columns(row)
+        columns = self._columns(msgspec.structs.replace(row, revision=row.revision + 1))
         is_open = columns[3]
-        given: list[Any] = [*columns, token, is_open, token, _uuid(row.id), *was]
+        given: list[Any] = [*columns, token, is_open, token, _uuid(row.id), *was, row.revision]
         there = "AND EXISTS(SELECT 1 FROM {s}.input WHERE input.job = j.id)" if input == "there" else ""
         statement = sql.SWAP.replace("{input_there}", there) + sql.SWAP_INPUT[input]
         if input == "given":
@@ -339,7 +339,7 @@ class PostgreSQLStore:
 
     @staticmethod
     def _columns(row: JobRow) -> tuple[Any, ...]:
-        """party, state, attempt, open, next_s, resolved_s, body, result, data."""
+        """party, state, attempt, open, next_s, resolved_s, body, result, data, revision."""
         is_open = row.state in OPEN
         times = [at for at in (row.due_s, row.poll_s) if at > 0]
         return (
@@ -352,6 +352,7 @@ class PostgreSQLStore:
             _place(row.result),
             row.result,
             _encoder.encode(msgspec.structs.replace(row, input=b"", result=b"")),
+            row.revision,
         )
 
     def _job(self, data: bytes, result: bytes, job: uuid.UUID, has_input: bool, input: bytes | None) -> JobRow:
@@ -360,17 +361,41 @@ class PostgreSQLStore:
         if has_input:
             known = bytes(input) if input is not None else self._inputs.get(job)
             if known is None:  # it was in memory a moment ago
-                found = self._run("SELECT data FROM {s}.input WHERE job = %s", (job,))
-                known = bytes(found[0][0]) if found else b""
+                known = self._input(row, job)
             row.input = known
             self._inputs.put(job, known)
         return row
 
+    def _one(self, statement: str, with_input: bool, *given: object) -> JobRow | None:
+        try:
+            found = self._run(statement, (with_input, *given))
+        except JobError as error:
+            if error.retryable or not with_input:
+                raise
+            found = self._run(statement, (False, *given))  # if it is the input that is damaged, the rest can be read
+        return self._job(*found[0]) if found else None
+
+    def _input(self, row: JobRow, job: uuid.UUID) -> bytes:
+        try:
+            found = self._run("SELECT data FROM {s}.input WHERE job = %s", (job,))
+        except JobError as error:
+            if error.retryable:
+                raise
+            return self._damage.input(row.id, error)
+        return bytes(found[0][0]) if found else b""
+
     def _fetch_inputs(self, jobs: Iterable[uuid.UUID]) -> None:
         wanted = [job for job in jobs if self._inputs.get(job) is None]
-        if wanted:
-            for job, data in self._run("SELECT job, data FROM {s}.input WHERE job = ANY(%b::uuid[])", (wanted,)):
-                self._inputs.put(job, bytes(data))
+        if not wanted:
+            return
+        try:
+            found = self._run("SELECT job, data FROM {s}.input WHERE job = ANY(%b::uuid[])", (wanted,))
+        except JobError as error:
+            if error.retryable:
+                raise
+            return  # one of them is damaged: each is read by itself
+        for job, data in found:
+            self._inputs.put(job, bytes(data))
 
     def _statement(self, text: str) -> Any:
         made = self._statements.get(text)

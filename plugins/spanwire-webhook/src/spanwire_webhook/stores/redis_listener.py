@@ -86,7 +86,10 @@ class Listener:
                 try:
                     if connection is None:
                         connection = self._link.connection()
-                        self._id = int(self._ask(connection, "CLIENT", "ID"))
+                        told = self._ask(connection, "CLIENT", "ID")
+                        if told is None:
+                            break  # it was closed while it connected
+                        self._id = int(told)
                     answer = self._ask(
                         connection, "XREAD", "BLOCK", _WAIT_MS, "STREAMS", self._link.key("changes"), since
                     )

@@ -194,8 +194,8 @@ signal()
 return 1
 """
 
-# version, token, id, the state and attempt that it must have, row, reference of the result, and what of the input: 'drop',
-# 'keep', or a reference. 1: done; 0: it is another; 2: there is no input to keep.
+# version, token, id, the state and attempt that it must have, row, reference of the result, what of the input: 'drop', 'keep',
+# or a reference, and the revision that it must have. 1: done; 0: it is another; 2: there is no input to keep.
 _SWAP = f"""
 local token, id, input = ARGV[2], ARGV[3], ARGV[8]
 local job = p .. 'j:' .. id
@@ -204,6 +204,7 @@ if not found[1] then return 0 end
 if string.find(found[4], token, 1, true) then again() return 1 end
 local old = head(found[1])
 if old.state ~= ARGV[4] or old.attempt ~= tonumber(ARGV[5]) then return 0 end
+if (old.revision or 0) ~= tonumber(ARGV[9]) then return 0 end
 if input == 'keep' and not found[2] then return 2 end
 if gone(input) or (ARGV[7] ~= (found[3] or '') and gone(ARGV[7])) then return refuse() end
 local new = head(ARGV[6])

@@ -22,6 +22,7 @@ import msgspec
 from spanwire.errors import ConfigurationError, JobError
 from spanwire.jobs.apply import dialect_of
 from spanwire.jobs.contract import OPEN, Delivery, JobRow, State
+from spanwire.jobs.damage import Damage
 from spanwire.jobs.segments import inline
 
 from .redis import RedisAddress
@@ -47,6 +48,12 @@ _DELIVERIES, _SWEPT, _READ = 500, 500, 500
 _COMPLETED = 10_000
 #: How long one store's migration keeps others out, and how long these wait, in seconds.
 _MIGRATION_S, _MIGRATED_S = 300, 600.0
+#: Reads of a row and its body, one after the other, until they fit; what never does is damaged.
+_TRIES = 3
+#: Why there is no body: the server evicts keys (see `maxmemory-policy`), or somebody has deleted it.
+_GONE = "the server has lost it"
+#: The reference of an input that is not needed.
+_NOTHING = b"\x00"
 _row_decoder = msgspec.msgpack.Decoder(JobRow)
 _delivery_decoder = msgspec.msgpack.Decoder(Delivery)
 _encoder = msgspec.msgpack.Encoder()
@@ -69,6 +76,7 @@ class RedisStore:
 
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
+        self._damage = Damage()
         self._key = secrets.token_bytes(32)
         self._pid, self._making = os.getpid(), threading.Lock()
         self._link = Link(address, VERSION, self._emptied)
@@ -111,12 +119,13 @@ class RedisStore:
         return self.get(max(ids.split(b"\n")).decode()) if ids else None
 
     def swap(self, row: JobRow, *, was: tuple[State, int]) -> bool:
-        """Compare-and-set on state and attempt. Its answer is right also where the server's first one was lost."""
-        token, data = _token(), _data(row)
+        """Compare-and-set on state, attempt and revision. Its answer is right also where the server's first one was lost."""
+        token, data = _token(), _data(msgspec.structs.replace(row, revision=row.revision + 1))
         bodies: list[Command] = []
         what: bytes = b"keep" if row.input else b"drop"  # it is the same: an input is written once, or dropped
         while True:
-            done = self._link.script("swap", token, row.id, *was, data, row.result, what, before=bodies, durable=True)
+            given = (token, row.id, *was, data, row.result, what, row.revision)
+            done = self._link.script("swap", *given, before=bodies, durable=True)
             if done != 2:
                 return bool(done)
             what = self._kept(row.input, bodies)
@@ -243,7 +252,10 @@ class RedisStore:
 
     def body(self, reference: bytes) -> bytes:
         """A result's bytes."""
-        return self._bodies([reference])[0]
+        body = self._bodies([reference])[0]
+        if body is None:
+            raise JobError("a body in the store of jobs is gone")
+        return body
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
@@ -346,58 +358,48 @@ class RedisStore:
     def _body_key(self, reference: bytes) -> bytes:
         return self._link.key("b:").encode() + reference[1:]
 
-    def _bodies(self, references: Sequence[bytes]) -> list[bytes]:
+    def _bodies(self, references: Sequence[bytes]) -> list[bytes | None]:
+        """None for each that is gone."""
         far = [reference for reference in references if reference[:1] == OUTSIDE]
         found: dict[bytes, bytes | None] = {}
         for some in _portions(far, _READ):
             found.update(zip(some, self._link.run([("GET", self._body_key(one)) for one in some]), strict=True))
-        bodies = []
-        for reference in references:
-            body = found.get(reference) if reference[:1] == OUTSIDE else _inlined(reference)
-            if body is None:
-                raise JobError("a body in the store of jobs is gone")
-            bodies.append(body)
-        return bodies
+        return [found.get(one) if one[:1] == OUTSIDE else _inlined(one) for one in references]
 
     def _rows(self, ids: Iterable[str | bytes]) -> list[JobRow]:
         """In this order, without those that are not here."""
         rows = []
         for some in _portions(list(ids), _READ):
-            for tries in range(3):
+            for _ in range(_TRIES):
                 found = self._link.run([("HMGET", self._job(one), "r", "i", "x") for one in some])
                 here = [one for one in found if one[0] is not None]
-                try:
-                    inputs = iter(self._bodies([reference for _, reference, _ in here if reference]))
-                except JobError as error:  # it was dropped between the two: then the row says so now
-                    if error.retryable or tries == 2:
-                        raise
-                    continue
-                for data, reference, result in here:
-                    row = _row_decoder.decode(data)
-                    row.input, row.result = next(inputs) if reference else b"", result or b""
-                    rows.append(row)
-                break
+                inputs = self._bodies([reference or _NOTHING for _, reference, _ in here])
+                if None not in inputs:
+                    break  # else it was dropped between the two, and the row says so now
+            for (data, _, result), body in zip(here, inputs, strict=True):
+                row = _row_decoder.decode(data)
+                row.input = self._damage.input(row.id, _GONE) if body is None else body
+                row.result = result or b""
+                rows.append(row)
         return rows
 
     def _deliveries(self, numbers: Sequence[int], *, verified: bool) -> list[tuple[int, Delivery]]:
         """Those of them that are still there."""
         deliveries = []
         for some in _portions(numbers, _READ):
-            found = self._link.run([("HMGET", self._link.key(f"d:{number}"), "d", "b") for number in some])
-            far = [body for _, body in found if body and body[:1] == OUTSIDE]
-            bodies = (
-                dict(zip(far, self._link.run([("GET", self._body_key(one)) for one in far]), strict=True))
-                if far
-                else {}
-            )
-            for number, (data, reference) in zip(some, found, strict=True):
-                body = (
-                    None if reference is None else bodies.get(reference) if reference in bodies else _inlined(reference)
-                )
-                if data is None or body is None:
-                    continue  # somebody has applied it meanwhile
+            for _ in range(_TRIES):
+                found = self._link.run([("HMGET", self._link.key(f"d:{number}"), "d", "b") for number in some])
+                here = [(number, *one) for number, one in zip(some, found, strict=True) if one[0] is not None]
+                bodies = self._bodies([reference or b"" for _, _, reference in here])
+                if None not in bodies:
+                    break  # else somebody has applied it between the two
+            for (number, data, _), body in zip(here, bodies, strict=True):
                 delivery = _delivery_decoder.decode(data)
-                delivery.body, delivery.verified = body, verified
+                delivery.verified = verified
+                if body is None:
+                    delivery = self._damage.delivery(number, delivery, _GONE)
+                else:
+                    delivery.body = body
                 deliveries.append((number, delivery))
         return deliveries
 
