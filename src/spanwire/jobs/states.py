@@ -8,7 +8,7 @@
 Three rules make the order in which things are learned unimportant:
 
 * what is open only goes forward: a late ``start`` after ``queued``, ``running`` or the end changes nothing;
-* the end is reached once, and is never left. Whoever writes it does so by compare-and-set on (state, attempt);
+* the end is reached once, and is never left. Whoever writes it does so by compare-and-set;
 * a success that comes after the caller was told ``cancelled``, ``expired`` or ``lost`` is kept, flagged ``late_result``: the
   state stays, since somebody has acted on it.
 
@@ -63,7 +63,7 @@ class Advance(NamedTuple):
     """What became of a row.
 
     Attributes:
-        row: the row to write, by compare-and-set on the old one's state and attempt; None if nothing changes.
+        row: the row to write, by compare-and-set; None if nothing changes.
         result: the body that was seen is this job's result: put it away, and its reference into the row.
         resolved: the row is at its end now, and was not before.
         flags: what was noticed: ``late_result``, ``again`` (it had ended already), ``late`` (behind what is known),

@@ -37,8 +37,8 @@ class StoreConformance:
         raise NotImplementedError("a subclass says url() or open()")
 
     def damage(self, store: Store, job: str) -> None:
-        """Lose the input of this job (``_LARGE``, among others like it), as a disk or a server does that loses one thing; and
-        the body of its delivery, if the store can lose that. A store that cannot lose one without the others leaves this."""
+        """Lose the input of this job, 256 KiB, and no other's, as a disk or a server does that loses one thing. A store that
+        cannot lose one without the others leaves this."""
         pytest.skip("a subclass says by damage() what it looks like when something is lost in the store")
 
     def open(self, tmp_path: Path) -> Store:
