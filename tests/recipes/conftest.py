@@ -70,14 +70,19 @@ class Kitchen:
         return done.stdout
 
 
-@pytest.fixture(scope="session")
-def python() -> Path:
-    """The environment: this tree, and the tools."""
+def environment(name: str, extras: str, *tools: str) -> Path:
+    """The Python of an environment with this tree, with its extras, and tools."""
     members: Sequence[str] = [
         str(path) for pattern in ("plugins/*", "integrations/*") for path in sorted(ROOT.glob(pattern))
     ]
-    editable: list[Any] = [part for path in (f"{ROOT}[{_EXTRAS}]", *members) for part in ("-e", path)]
-    return python_peer("recipes", *editable, *TOOLS)
+    editable: list[Any] = [part for path in (f"{ROOT}[{extras}]", *members) for part in ("-e", path)]
+    return python_peer(name, *editable, *tools)
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The environment: this tree, and the tools."""
+    return environment("recipes", _EXTRAS, *TOOLS)
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -14,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from spanwire.testing import LoopbackServer, Script, ScriptedTool
 from tests.peers.processes import free_port, python_peer, running
 
-from .conftest import URL, Kitchen, files
+from .conftest import ROOT, URL, Kitchen, environment, files
 from .test_servers import listening
 
 pytestmark = [pytest.mark.recipes, pytest.mark.timeout(180, func_only=True)]
@@ -93,6 +95,34 @@ def test_a_tracing_backend(kitchen: Kitchen, collector: Collector) -> None:
     said = kitchen.run(str(kitchen.python), "traced.py", OTEL_EXPORTER_OTLP_ENDPOINT=address)
     assert said == "You said: Say hello\n"
     assert {"chat my-model", "spanwire.connection_setup", "tcp"} <= set(collector.spans)
+
+
+AGENT = """
+import openai
+
+client = openai.OpenAI(base_url={url!r}, api_key="any")
+question = [{{"role": "user", "content": "Say hello"}}]
+for chunk in client.chat.completions.create(model="my-model", messages=question, stream=True):
+    print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="")
+"""
+
+
+@pytest.mark.timeout(400, func_only=True)  # it has an environment of its own to install
+def test_an_agent_below_opentelemetry_instrument(tmp_path: Path, server: LoopbackServer, collector: Collector) -> None:
+    """With what docs/instrument.md exports, and nothing else: without its protocol the distro wants an exporter for gRPC."""
+    page = (ROOT / "docs" / "instrument.md").read_text("utf-8")
+    block = page.partition("## Without a line")[2].partition("```sh\n")[2].partition("```")[0]
+    assert 'pip install "spanwire[instrument,otel]" opentelemetry-distro\n' in block
+    exports = dict(re.findall(r"([A-Z_]+)=(\S+)", block))
+    assert exports["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://localhost:4318"
+    exports["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{collector.server_port}"
+    kitchen = Kitchen(
+        tmp_path, environment("recipes-distro", "instrument,otel", "opentelemetry-distro", "openai"), server
+    )
+    (tmp_path / "agent.py").write_text(AGENT.format(url=server.url), "utf-8")
+    said = kitchen.run(*kitchen.command("opentelemetry-instrument", str(kitchen.python), "agent.py"), **exports)
+    assert said == "You said: Say hello"
+    assert "chat my-model" in collector.spans
 
 
 def test_behind_a_corporate_proxy(kitchen: Kitchen) -> None:
