@@ -122,20 +122,6 @@ def test_the_roles_of_the_docs_can_do_their_work_and_no_other(postgresql: Postgr
         store.close()
 
 
-def test_a_role_that_owns_nothing_is_told_who_has_to_open_it_first(
-    postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where there are no tables, and where they have to be brought to a newer version."""
-    receiver, _ = granted(postgresql, tmp_path)
-    before = postgresql_schema.VERSION
-    step = postgresql_schema._STEPS[-1]
-    monkeypatch.setattr(postgresql_schema, "_STEPS", (*postgresql_schema._STEPS, step))
-    monkeypatch.setattr(postgresql_schema, "VERSION", before + 1)
-    for url in (receiver, f"{receiver}_none"):
-        with pytest.raises(ConfigurationError, match="open it once as the role that owns its tables"):
-            open_store(url)
-
-
 def test_agents_get_what_receivers_elsewhere_were_sent(postgresql: PostgreSQL, tmp_path: Path) -> None:
     """With the rights that the docs give them."""
     receiver, store = granted(postgresql, tmp_path)

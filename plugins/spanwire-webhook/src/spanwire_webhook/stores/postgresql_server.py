@@ -195,11 +195,6 @@ class Server:
             if _refused(error):
                 raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
             raise self._down(error) from error
-        except errors.InsufficientPrivilege as error:
-            raise ConfigurationError(
-                f"the store cannot be opened: {self.settings.clean(error)}; open it once as the role that owns its tables, "
-                "which makes them, or brings them to this version, and let it grant the others what they need"
-            ) from error
         except psycopg.Error as error:
             raise ConfigurationError(f"the store cannot be opened: {self.settings.clean(error)}") from error
 
