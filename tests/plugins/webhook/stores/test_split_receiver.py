@@ -18,10 +18,9 @@ import psycopg
 import pytest
 from psycopg import sql
 from spanwire_webhook.loopback import SECRET, WebhookPart
-from spanwire_webhook.stores import postgresql_schema
 
 import spanwire
-from spanwire.errors import ConfigurationError, JobError
+from spanwire.errors import JobError
 from spanwire.jobs.contract import Delivery, JobRow, Wakes
 from spanwire.jobs.ids import new_id
 from spanwire.jobs.stores import open_store
