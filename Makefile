@@ -5,7 +5,8 @@ UV := scripts/bootstrap.sh
 ARGS ?=
 JSON ?=
 
-JOBS ?= 2
+# More than processors: half of the time a test waits.
+JOBS ?= 3
 export PYTHON
 
 .DEFAULT_GOAL := help

@@ -36,7 +36,7 @@ HELLO = "Hello from the loopback server."
 SEEN_S = 0.3
 RUNNERS = [
     "asyncio",
-    "debug",
+    pytest.param("debug", marks=pytest.mark.long),
     pytest.param("uvloop", marks=pytest.mark.skipif(sys.platform == "win32", reason="there is no uvloop on Windows")),
 ]
 

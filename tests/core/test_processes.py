@@ -871,7 +871,9 @@ GEVENT = {
 
 @pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
 @pytest.mark.parametrize("side", ["sync", "async"])
-@pytest.mark.parametrize("when", GEVENT)
+@pytest.mark.parametrize(
+    "when", [pytest.param(when, marks=pytest.mark.long) if "but" in when else when for when in GEVENT]
+)
 def test_under_gevent_it_works_or_refuses_at_once(when: str, side: str) -> None:
     """From the main greenlet and from others, whatever was patched when: it never hangs."""
     before, after = GEVENT[when]

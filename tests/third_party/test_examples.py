@@ -26,6 +26,7 @@ def test_it_is_listed(project: Path) -> None:
     assert f"`{project.name}/`" in (ROOT / "examples" / "README.md").read_text("utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_dialect_passes_its_tests(tmp_path: Path) -> None:
     """The transport over NATS needs a broker, which test_wheels.py installs."""

@@ -136,7 +136,7 @@ def test_it_uses_public_names_alone(spanwire: Spanwire, tmp_path: Path, kind: st
     assert foreign_imports(made(spanwire, tmp_path, kind)) == []
 
 
-@both
+@pytest.mark.parametrize("kind", ["transport", pytest.param("dialect", marks=pytest.mark.long)])
 def test_it_is_formatted_and_typed(spanwire: Spanwire, tmp_path: Path, kind: str) -> None:
     root = made(spanwire, tmp_path, kind)
     ruff = [str(Path(sys.executable).parent / "ruff")]

@@ -27,6 +27,7 @@ print(report.summary.all.calls, int(peak[1]) // 1024)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_hundred_thousand_calls(tmp_path: Path) -> None:
     timelines = list(traffic.timelines(KINDS))

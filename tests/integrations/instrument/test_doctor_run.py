@@ -298,6 +298,7 @@ def test_a_call_log_of_the_user_is_kept(doctor: Doctor) -> None:
 # --- programs of all kinds ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_program_that_crashes(doctor: Doctor) -> None:
     doctor.write(SHARED + "\nraise RuntimeError('on purpose')")
     bare = doctor.bare()
@@ -389,6 +390,7 @@ if __name__ == "__main__":
     assert found.report["unfinished_calls"] == 0
 
 
+@pytest.mark.long
 def test_modules_and_scripts(doctor: Doctor) -> None:
     doctor.write(UNARY, "agent/__main__.py")
     assert doctor.examine(sys.executable, "-m", "agent").report["calls"] == 6
@@ -472,11 +474,13 @@ def test_refused_before_anything_runs(doctor: Doctor, arguments: tuple[str, ...]
     assert words in found[2]
 
 
+@pytest.mark.long
 def test_options_of_the_program_are_not_those_of_python(doctor: Doctor) -> None:
     doctor.write("import sys\nprint(sys.argv[1:])")
     assert doctor.text("--", sys.executable, "-W", "ignore", "agent.py", "-S")[:2] == (0, "['-S']\n")
 
 
+@pytest.mark.long
 def test_a_python_without_it(doctor: Doctor, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     python = str(tmp_path / "bare" / "bin" / "python")

@@ -25,6 +25,7 @@ class TestGRPC(TransportConformance):
     cannot = DIALS
 
 
+@pytest.mark.long
 class TestTLS(TransportConformance):
     scheme = "grpcs"
     cannot = DIALS
