@@ -188,7 +188,13 @@ SYNC_EXITS = {
 }
 
 
-@pytest.mark.parametrize("what", [*ASYNC_EXITS, *SYNC_EXITS])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=pytest.mark.long) if number % 2 else what
+        for number, what in enumerate([*ASYNC_EXITS, *SYNC_EXITS])
+    ],
+)
 def test_an_exit_is_silent_and_the_server_sees_it(what: str) -> None:
     if what == "under uvloop":
         pytest.importorskip("uvloop")
@@ -203,8 +209,8 @@ def test_an_exit_is_silent_and_the_server_sees_it(what: str) -> None:
     ("ending", "code", "last"),
     [
         ("raise KeyError('theirs')", 1, "KeyError: 'theirs'"),
-        ("sys.exit(3)", 3, ""),
-        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
+        pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.long),
+        pytest.param("raise KeyboardInterrupt", -2, "KeyboardInterrupt", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("how", ["async block", "async handle", "sync block", "sync handle"])

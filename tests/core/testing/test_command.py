@@ -58,6 +58,7 @@ def test_prints_its_url_serves_and_ends_well_on_ctrl_c() -> None:
         assert b"You said: hi" in ask(url)
 
 
+@pytest.mark.long
 def test_ends_well_when_it_is_terminated() -> None:
     with running(stop=signal.SIGTERM) as (url,):
         assert url.startswith("http://127.0.0.1:")
@@ -71,6 +72,7 @@ def test_delays_and_tokens_by_option() -> None:
         assert answer.count(b'"content":" t') == 3
 
 
+@pytest.mark.long
 def test_reports_its_times_in_a_dialect() -> None:
     with running("--tokens", "1", "--prefill-ms", "20", "--server-timing", "llama.cpp") as (url,):
         assert b'"timings":{"prompt_ms":' in ask(url, stream=True)
@@ -84,6 +86,7 @@ def test_tls_names_the_file_to_trust() -> None:
     assert not Path(file).exists()
 
 
+@pytest.mark.long
 def test_listens_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with running("--uds", str(path)) as (url, uds):

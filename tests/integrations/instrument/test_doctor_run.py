@@ -326,6 +326,7 @@ def test_a_program_that_ends_at_once(doctor: Doctor, end: str, code: int, words:
     assert "Streams lose their connection" in found[2]
 
 
+@pytest.mark.long
 def test_calls_under_way_at_the_end(doctor: Doctor, server: LoopbackServer) -> None:
     server.script(Script(hang_after="request"), model="m")
     doctor.write(UNARY)
@@ -340,6 +341,7 @@ def test_calls_under_way_at_the_end(doctor: Doctor, server: LoopbackServer) -> N
     assert finding["where"][0]["line"] == doctor.line("print(")
 
 
+@pytest.mark.long
 def test_a_program_without_a_call(doctor: Doctor) -> None:
     doctor.write("import sys\nprint(sys.stdin.read().upper(), sys.argv[1:])\nsys.exit(3)")
     command = (sys.executable, "agent.py", "--", "-x", "a b")

@@ -41,7 +41,10 @@ async def ask(manager: ConnectionManager, endpoint: spanwire.Endpoint, kind: str
 
 
 @pytest.mark.parametrize("kind", ["complete", "stream", "session"])
-@pytest.mark.parametrize("dialect", ["openai-json", "oip", "vllm"])
+@pytest.mark.parametrize(
+    "dialect",
+    ["openai-json", pytest.param("oip", marks=pytest.mark.long), pytest.param("vllm", marks=pytest.mark.long)],
+)
 def test_no_task_outlives_a_manager_whose_calls_were_cancelled(kind: str, dialect: str) -> None:
     options: dict[str, Any] = {} if dialect == "openai-json" else {"chat_template": "plain"}
     if kind == "session":

@@ -21,6 +21,7 @@ class TestHTTP1(TransportConformance):
     scheme = "http"
 
 
+@pytest.mark.long
 class TestTLS(TransportConformance):
     scheme = "https"
     served = {"tls": True}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from spanwire_sse.loopback import _Report, _responses_events
 
 from spanwire.testing import DialectConformance, Request, Script, TransportConformance
@@ -31,6 +32,7 @@ class TestResponses(DialectConformance):
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
 
 
+@pytest.mark.long
 class TestHTTP1(TransportConformance):
     scheme = "http"
     settings = {"dialect": "responses"}

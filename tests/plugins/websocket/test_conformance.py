@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spanwire.testing import TransportConformance
 
 CANNOT = {
@@ -19,6 +21,7 @@ class TestPlain(TransportConformance):
     cannot = CANNOT
 
 
+@pytest.mark.long
 class TestTLS(TransportConformance):
     scheme = "wss"
     served = {"tls": True}
