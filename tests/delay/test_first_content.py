@@ -11,9 +11,9 @@ from tests.delay.measure import RTT_MS, measure, part_ms
 
 #: The first content of a warm call, in ms: a round trip, and what server and client do. Measured: 41.3.
 WARM_MS = 44.0
-#: What a cold call takes beside its handshake and a round trip, in ms. Measured: 2 to 3, and in a process's first call 2.5
-#: more for the tables of servers' times.
-COLD_MS = 8.0
+#: What a cold call may take beside its handshake and a round trip, in ms: half a round trip, so that one more would show.
+#: Measured: 2 to 5, and 7 to 14 on a slower machine, where both ends share a process and two processors with the network.
+COLD_MS = 20.0
 
 
 @pytest.mark.parametrize("manager", ["async", "sync"])
