@@ -204,6 +204,8 @@ class ConnectionManager:
     def __init__(
         self, *, plugins: Iterable[object] = (), telemetry: Telemetry | msgspec.UnsetType | None = msgspec.UNSET
     ) -> None:
+        from .timing import Readers  # noqa: F401 - its tables are milliseconds, for which the first call need not wait
+
         self.registry = Registry(plugins)
         #: Servers that refused the fields by which they are asked for their times.
         self.timing_refused: set[tuple[object, ...]] = set()
