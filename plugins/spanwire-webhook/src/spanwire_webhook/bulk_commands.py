@@ -18,6 +18,8 @@ import typer
 
 from spanwire.errors import ConfigurationError, SpanwireError, visible
 
+from .options import StoreOption
+
 if TYPE_CHECKING:
     from spanwire.endpoint import Endpoint
     from spanwire.jobs.bulk import Bulk, BulkCounts, JSONLFile
@@ -47,16 +49,6 @@ _Group = Annotated[
     str | None,
     typer.Option(
         "--group", metavar="NAME", help="By default the file's name, and a hash of what is in it.", show_default=False
-    ),
-]
-_Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        envvar="SPANWIRE_STORE",
-        metavar="URL",
-        help="Where jobs are: sqlite:///jobs.db. By default where programs keep them that name none.",
-        show_default=False,
     ),
 ]
 _Window = Annotated[
@@ -122,7 +114,7 @@ def _submit(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave once the server has all of them.")] = False,
     output: _Output = None,
-    store: _Store = None,
+    store: StoreOption = None,
     option: _Option = None,
     api_key_env: _KeyEnv = None,
     header: _Header = None,
@@ -161,7 +153,7 @@ def _retry(
     shard: _Shard = None,
     no_batch: _NoBatch = False,
     output: _Output = None,
-    store: _Store = None,
+    store: StoreOption = None,
     option: _Option = None,
     api_key_env: _KeyEnv = None,
     header: _Header = None,
@@ -184,7 +176,7 @@ def _watch(
     what: Annotated[str, typer.Argument(metavar="GROUP|FILE", help="A group of jobs, or the file that they are from.")],
     url: _URL = None,
     dialect: _Dialect = None,
-    store: _Store = None,
+    store: StoreOption = None,
     option: _Option = None,
     api_key_env: _KeyEnv = None,
     as_json: _JSON = False,
@@ -212,7 +204,7 @@ def _export(
     group: _Group = None,
     shard: _Shard = None,
     no_batch: _NoBatch = False,
-    store: _Store = None,
+    store: StoreOption = None,
     option: _Option = None,
 ) -> None:
     """Write the results of a file's calls, in their order, as OpenAI's batches have them.

@@ -13,6 +13,7 @@ import typer
 from spanwire.errors import ConfigurationError, visible
 
 from .bulk_commands import add_to
+from .options import StoreOption
 from .settings import ReceiverSettings
 
 if TYPE_CHECKING:
@@ -33,16 +34,6 @@ jobs = typer.Typer(
 )
 add_to(jobs)
 
-_Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        envvar="SPANWIRE_STORE",
-        metavar="URL",
-        help="Where jobs are: sqlite:///jobs.db, postgresql://..., redis://... By default where programs keep them that name none.",
-        show_default=False,
-    ),
-]
 _PublicURL = Annotated[
     str | None,
     typer.Option(
@@ -67,7 +58,7 @@ _Strict = Annotated[bool, typer.Option("--strict", help="Refuse right signatures
 
 @receive.command(name="receive")
 def _receive(
-    store: _Store = None,
+    store: StoreOption = None,
     host: Annotated[str, typer.Option("--host", help="Listen here.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8080,
     public_url: _PublicURL = None,
@@ -129,7 +120,7 @@ def _receive(
 
 @jobs.command(name="list")
 def _list(
-    store: _Store = None,
+    store: StoreOption = None,
     group: Annotated[str, typer.Option("--group", help="Ended jobs of this group.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
@@ -153,7 +144,7 @@ def _list(
 @jobs.command(name="show")
 def _show(
     job: Annotated[str, typer.Argument(metavar="ID", help="Ours, or DIALECT:ID of the provider.")],
-    store: _Store = None,
+    store: StoreOption = None,
     body: Annotated[bool, typer.Option("--body", help="The result's bytes, as they came, and nothing else.")] = False,
 ) -> None:
     """Show a job as the store has it."""
@@ -176,7 +167,7 @@ def _show(
 
 @jobs.command(name="reverify")
 def _reverify(
-    store: _Store = None, public_url: _PublicURL = None, unsigned: _Unsigned = None, strict: _Strict = False
+    store: StoreOption = None, public_url: _PublicURL = None, unsigned: _Unsigned = None, strict: _Strict = False
 ) -> None:
     """Verify again what was kept aside for its signature, with the secrets of now.
 
@@ -196,7 +187,7 @@ def _reverify(
 
 
 @jobs.command(name="check")
-def _check(store: _Store = None, public_url: _PublicURL = None) -> None:
+def _check(store: StoreOption = None, public_url: _PublicURL = None) -> None:
     """Ask our own public address: does what is sent arrive, and unchanged?
 
     Fails on redirects, pages of HTML, a body that a relay has written anew, and clocks that differ.
